@@ -1,0 +1,1 @@
+//! The dense core: tensor-parallel layers, attention, blocks, loss, optimizer

@@ -1,0 +1,1 @@
+//! Who talks to whom: both meshes of a layout as pure integers

@@ -1,0 +1,1 @@
+//! Tensors and arithmetic of one device

@@ -1,0 +1,1 @@
+//! Router, balancing, experts and the mixture-of-experts layer

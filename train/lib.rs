@@ -1,0 +1,1 @@
+//! plica: pretraining binary and library.
