@@ -1,0 +1,5 @@
+//! Operations, one family a file, each forward beside its backward. Conventions: inputs are borrowed, outputs
+//! are new tensors under [`crate::ledger::Category::Activation`] unless a doc says otherwise; an output that an
+//! operation adds to is passed as `&mut`. Shapes are asserted: a wrong one is a programmer's mistake. Zero rows
+//! are ordinary. Every output element is written. Sums run in `T::Acc` in an order that does not depend on the
+//! number of threads.

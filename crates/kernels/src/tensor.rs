@@ -1,0 +1,283 @@
+//! A dense row-major tensor: a shared buffer, an offset and a shape. Clones and row views share the buffer and
+//! cost nothing; writing needs the only handle of a buffer (a shared one is a programmer's mistake). Every
+//! buffer stands in the ledger under one category until its last handle is dropped.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use crate::block::Block;
+use crate::device::{Device, DeviceKind};
+use crate::dtype::Element;
+use crate::ledger::Category;
+use crate::shape::Shape;
+
+#[derive(Debug)]
+struct Buffer {
+    block: Option<Block>,
+    bytes: u64,
+    category: AtomicU8,
+    device: Device,
+}
+
+impl Buffer {
+    fn category(&self) -> Category {
+        Category::ALL[self.category.load(Ordering::Relaxed) as usize]
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.device.ledger().remove(self.category(), self.bytes);
+        if let Some(block) = self.block.take() {
+            self.device.cache().put(block);
+        }
+    }
+}
+
+/// A dense row-major tensor on a device.
+#[derive(Clone)]
+pub struct Tensor<T: Element> {
+    buffer: Arc<Buffer>,
+    offset: usize,
+    shape: Shape,
+    element: std::marker::PhantomData<T>,
+}
+
+impl<T: Element> Tensor<T> {
+    /// A tensor whose contents are unspecified (NaN in debug builds): the caller writes every element.
+    ///
+    /// Unwinds with [`crate::ledger::OutOfMemory`] when the device's budget refuses it.
+    pub fn empty(device: &Device, shape: impl Into<Shape>, category: Category) -> Tensor<T> {
+        let shape = shape.into();
+        let bytes = (shape.len() * size_of::<T>()) as u64;
+        if let Err(mut error) = device.ledger().add(category, bytes) {
+            error.reserved_bytes = device.reserved_bytes();
+            error.largest_reserved_bytes = device.cache().largest_bytes();
+            std::panic::panic_any(*error);
+        }
+        let block = Some(device.cache().take(bytes as usize));
+        let buffer = Buffer { block, bytes, category: AtomicU8::new(category as u8), device: device.clone() };
+        let mut tensor =
+            Tensor { buffer: Arc::new(buffer), offset: 0, shape, element: std::marker::PhantomData };
+        if cfg!(debug_assertions) {
+            tensor.data_mut().fill(T::POISON);
+        }
+        tensor
+    }
+
+    /// A tensor of zeros.
+    pub fn zeros(device: &Device, shape: impl Into<Shape>, category: Category) -> Tensor<T> {
+        Tensor::full(device, shape, T::default(), category)
+    }
+
+    /// A tensor of one value.
+    pub fn full(device: &Device, shape: impl Into<Shape>, value: T, category: Category) -> Tensor<T> {
+        let mut tensor = Tensor::empty(device, shape, category);
+        tensor.data_mut().fill(value);
+        tensor
+    }
+
+    /// Copies host values in.
+    ///
+    /// # Panics
+    /// When the number of values is not the shape's.
+    pub fn from_slice(
+        device: &Device,
+        shape: impl Into<Shape>,
+        values: &[T],
+        category: Category,
+    ) -> Tensor<T> {
+        let mut tensor = Tensor::empty(device, shape, category);
+        assert_eq!(tensor.len(), values.len(), "values for shape {:?}", tensor.shape);
+        tensor.data_mut().copy_from_slice(values);
+        tensor
+    }
+
+    /// Copies the values out to the host.
+    pub fn to_vec(&self) -> Vec<T> {
+        self.data().to_vec()
+    }
+
+    /// The only value of a one-element tensor.
+    ///
+    /// # Panics
+    /// When there is not exactly one element.
+    pub fn item(&self) -> T {
+        assert_eq!(self.len(), 1, "one element, shape {:?}", self.shape);
+        self.data()[0]
+    }
+
+    /// The values in place, where they are in host memory; `None` on another device.
+    pub fn host(&self) -> Option<&[T]> {
+        match self.device().kind() {
+            DeviceKind::Cpu => Some(self.data()),
+        }
+    }
+
+    /// The values in place for writing, where they are in host memory; `None` on another device.
+    ///
+    /// # Panics
+    /// When the buffer is shared.
+    pub fn host_mut(&mut self) -> Option<&mut [T]> {
+        match self.device().kind() {
+            DeviceKind::Cpu => Some(self.data_mut()),
+        }
+    }
+
+    /// The device that holds the values.
+    pub fn device(&self) -> &Device {
+        &self.buffer.device
+    }
+
+    /// Sizes of the dims.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Sizes of the dims, outermost first.
+    pub fn dims(&self) -> &[usize] {
+        self.shape.dims()
+    }
+
+    /// Size of one dim.
+    pub fn dim(&self, dim: usize) -> usize {
+        self.shape.dims()[dim]
+    }
+
+    /// Size of the outermost dim.
+    pub fn rows(&self) -> usize {
+        self.shape.dims()[0]
+    }
+
+    /// Elements of one row.
+    pub fn row_len(&self) -> usize {
+        self.shape.row_len()
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.shape.len()
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes of the elements of this view.
+    pub fn size_bytes(&self) -> u64 {
+        (self.len() * size_of::<T>()) as u64
+    }
+
+    /// Category that the buffer stands under in the ledger.
+    pub fn category(&self) -> Category {
+        self.buffer.category()
+    }
+
+    /// Moves the buffer to another category of the ledger (all handles of it).
+    pub fn with_category(self, category: Category) -> Tensor<T> {
+        let old = self.buffer.category.swap(category as u8, Ordering::Relaxed);
+        let old = Category::ALL[old as usize];
+        self.device().ledger().recategorize(old, category, self.buffer.bytes);
+        self
+    }
+
+    /// The same elements under another shape.
+    ///
+    /// # Panics
+    /// When the number of elements differs.
+    pub fn reshape(mut self, shape: impl Into<Shape>) -> Tensor<T> {
+        let shape = shape.into();
+        assert_eq!(self.len(), shape.len(), "reshape {:?} to {shape:?}", self.shape);
+        self.shape = shape;
+        self
+    }
+
+    /// A view of some rows (outermost dim); shares the buffer.
+    ///
+    /// # Panics
+    /// When the rows are out of range.
+    pub fn slice_rows(&self, rows: Range<usize>) -> Tensor<T> {
+        assert!(rows.start <= rows.end && rows.end <= self.rows(), "rows {rows:?} of {}", self.rows());
+        let mut view = self.clone();
+        view.offset += rows.start * self.row_len();
+        view.shape = self.shape.with_rows(rows.len());
+        view
+    }
+
+    /// Whether this handle is the only one of its buffer, so that it may be written.
+    pub fn is_unique(&self) -> bool {
+        Arc::strong_count(&self.buffer) == 1
+    }
+
+    /// A copy in a buffer of its own.
+    pub fn duplicate(&self, category: Category) -> Tensor<T> {
+        let mut copy = Tensor::empty(self.device(), self.shape, category);
+        copy.data_mut().copy_from_slice(self.data());
+        copy
+    }
+
+    pub(crate) fn data(&self) -> &[T] {
+        let block = self.buffer.block.as_ref().expect("a live buffer has its block");
+        // SAFETY: the block is aligned to 64 bytes, holds initialised bytes of a `Pod` type, and is at least
+        // `offset + len` elements long (checked when the view was made); no `&mut` exists while `&self` does,
+        // since `data_mut` needs the only handle.
+        unsafe { std::slice::from_raw_parts(block.pointer().cast::<T>().add(self.offset), self.len()) }
+    }
+
+    pub(crate) fn data_mut(&mut self) -> &mut [T] {
+        let (offset, len) = (self.offset, self.shape.len());
+        let buffer = Arc::get_mut(&mut self.buffer).expect("writing needs the only handle of a buffer");
+        let block = buffer.block.as_ref().expect("a live buffer has its block");
+        // SAFETY: as in `data`; `Arc::get_mut` proves that no other handle exists.
+        unsafe { std::slice::from_raw_parts_mut(block.pointer().cast::<T>().add(offset), len) }
+    }
+}
+
+impl<T: Element> std::fmt::Debug for Tensor<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let shown = self.len().min(6);
+        write!(f, "{}{:?} {:?}", T::DTYPE, self.shape, &self.data()[..shown])?;
+        if shown < self.len() { f.write_str(" ..") } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn views_share_and_the_ledger_counts_once() {
+        let device = Device::cpu(1);
+        let x = Tensor::<f32>::from_slice(&device, [3, 2], &[0., 1., 2., 3., 4., 5.], Category::Activation);
+        let view = x.slice_rows(1..3);
+        assert_eq!(view.to_vec(), [2., 3., 4., 5.]);
+        assert_eq!(device.ledger().now().get(Category::Activation), 24);
+        assert!(!x.is_unique());
+        drop(view);
+        let x = x.with_category(Category::Parameter);
+        assert_eq!(device.live()[Category::Parameter as usize], 24);
+        drop(x);
+        assert_eq!(device.ledger().now().total_bytes(), 0);
+        assert!(device.reserved_bytes() > 0);
+    }
+
+    #[test]
+    fn zero_rows_are_ordinary() {
+        let device = Device::cpu(1);
+        let x = Tensor::<f64>::zeros(&device, [0, 7], Category::Data);
+        assert_eq!((x.rows(), x.row_len(), x.len()), (0, 7, 0));
+        assert!(x.slice_rows(0..0).to_vec().is_empty());
+    }
+
+    #[test]
+    fn a_budget_unwinds_with_the_reason() {
+        let device = Device::cpu_with_budget(1, Some(1000));
+        let _kept = Tensor::<u8>::zeros(&device, [600], Category::Parameter);
+        let grab = || Tensor::<u8>::zeros(&device, [401], Category::Workspace);
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(grab));
+        let error = *caught.unwrap_err().downcast::<crate::ledger::OutOfMemory>().expect("typed");
+        assert_eq!((error.requested_bytes, error.live_bytes), (401, 600));
+    }
+}
