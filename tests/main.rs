@@ -1,1 +1,4 @@
-//! The integration tests, one module a theme.
+//! The integration tests, one module a theme: `cargo test --test main tidy` runs that part.
+
+mod lexer;
+mod tidy;

@@ -1,2 +1,41 @@
-//! Chores of the repository: feature checks, benchmark tables.
-fn main() {}
+//! Chores of the repository that are not part of the product.
+//!
+//! `cargo run -p xtask -- features` compiles the root package with every set of its features, so that code
+//! behind a feature never rots.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+fn main() -> Result<()> {
+    match std::env::args().nth(1).as_deref() {
+        Some("features") => features(),
+        other => bail!("unknown chore {other:?}; known: features"),
+    }
+}
+
+/// Runs `cargo check` for each subset of the features that the manifest names.
+fn features() -> Result<()> {
+    let metadata = Command::new("cargo")
+        .args(["metadata", "--format-version=1", "--no-deps", "--locked"])
+        .output()
+        .context("cargo metadata")?;
+    let metadata: serde_json::Value = serde_json::from_slice(&metadata.stdout).context("cargo metadata")?;
+    let packages = metadata["packages"].as_array().context("packages")?;
+    let root = packages.iter().find(|p| p["name"] == "plica").context("package plica")?;
+    let names: Vec<&String> =
+        root["features"].as_object().context("features")?.keys().filter(|k| *k != "default").collect();
+    for subset in 0..1usize << names.len() {
+        let chosen: Vec<&str> =
+            names.iter().enumerate().filter(|(i, _)| subset >> i & 1 == 1).map(|(_, n)| n.as_str()).collect();
+        println!("features: [{}]", chosen.join(", "));
+        let status = Command::new("cargo")
+            .args(["check", "--quiet", "--all-targets", "--locked", "--no-default-features", "--features"])
+            .arg(chosen.join(","))
+            .status()?;
+        if !status.success() {
+            bail!("does not compile with features [{}]", chosen.join(", "));
+        }
+    }
+    Ok(())
+}
