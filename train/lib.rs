@@ -1,1 +1,3 @@
 //! plica: pretraining binary and library.
+
+pub mod data;
