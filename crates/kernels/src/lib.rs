@@ -5,6 +5,7 @@ pub mod block;
 pub mod check;
 pub mod device;
 pub mod dtype;
+pub mod error;
 pub mod ledger;
 pub mod ops;
 pub mod pool;
@@ -14,6 +15,7 @@ pub mod tensor;
 
 pub use device::Device;
 pub use dtype::{DType, Element, Float, Real};
+pub use error::KernelError;
 pub use half::bf16;
 pub use ledger::Category;
 pub use shape::Shape;

@@ -3,3 +3,8 @@
 //! operation adds to is passed as `&mut`. Shapes are asserted: a wrong one is a programmer's mistake. Zero rows
 //! are ordinary. Every output element is written. Sums run in `T::Acc` in an order that does not depend on the
 //! number of threads.
+
+pub(crate) mod disjoint;
+pub mod elementwise;
+pub mod permute;
+pub mod topk;
