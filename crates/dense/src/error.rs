@@ -1,0 +1,41 @@
+//! What can go wrong in the dense core: a setting that does not fit the layout, a collective that failed, a
+//! layer in a feed-forward slot that failed.
+
+use plica_comm::CommError;
+use plica_folding::axis::Axis;
+
+/// Error of this crate.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Something does not divide evenly over an axis of the mesh.
+    #[error(
+        "{what}: {count} does not divide over {axis} = {parts}; choose {axis} among the divisors of {count}, or \
+         a multiple of {parts}"
+    )]
+    Indivisible {
+        /// What is cut, e.g. `query heads of layers.0.attention`.
+        what: String,
+        /// How many there are.
+        count: usize,
+        /// Over which axis.
+        axis: Axis,
+        /// Size of that axis.
+        parts: usize,
+    },
+    /// A setting that no layout can make right; the text has value, rule and remedy.
+    #[error("{0}")]
+    Setting(String),
+    /// A collective failed.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// The layer in a feed-forward slot failed.
+    #[error("{0}")]
+    Slot(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl Error {
+    /// Wraps the error of a layer that fills a feed-forward slot.
+    pub fn slot(error: impl std::error::Error + Send + Sync + 'static) -> Error {
+        Error::Slot(Box::new(error))
+    }
+}

@@ -1,0 +1,220 @@
+//! Global <-> local: a rank's part of a parameter as boxes of layout-free tensors. A fused or expert-stacked
+//! parameter consists of several such tensors (`q`, `k`, `v`; one an expert); a [`Piece`] says which index
+//! ranges of one of them this rank holds, and where they lie in the local tensor. Checkpoints, initial values
+//! and the comparison of layouts all go through pieces.
+
+use std::ops::Range;
+
+use plica_folding::axis::Axis;
+use plica_kernels::{Element, Tensor};
+
+use crate::error::Error;
+use crate::param::spec::{ParamSpec, check_divides};
+use crate::place::Place;
+
+/// This rank's part of one layout-free tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Name of the layout-free tensor.
+    pub name: String,
+    /// Its global shape.
+    pub shape: Vec<usize>,
+    /// The part that this rank holds: an index range a dim. May be empty (padded vocabulary).
+    pub ranges: Vec<Range<usize>>,
+    /// Where that part lies in the local tensor, a range a dim of the local tensor. An expert stack has one dim
+    /// more than the piece: the first one, of length 1.
+    local: Vec<Range<usize>>,
+}
+
+impl Piece {
+    /// Number of elements that this rank holds.
+    pub fn len(&self) -> usize {
+        self.ranges.iter().map(|r| r.len()).product()
+    }
+
+    /// Whether this rank holds none of it.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Calls `f(global row-major index of the first element, local offset, length)` for every contiguous run.
+    fn runs(&self, local_shape: &[usize], mut f: impl FnMut(usize, usize, usize)) {
+        if self.is_empty() {
+            return;
+        }
+        let extra = self.local.len() - self.ranges.len();
+        let last = local_shape.len() - 1;
+        let mut at: Vec<usize> = self.local.iter().map(|r| r.start).collect();
+        loop {
+            let offset = at.iter().zip(local_shape).fold(0, |o, (i, n)| o * n + i);
+            let global = (0..self.shape.len()).fold(0, |g, d| {
+                g * self.shape[d] + self.ranges[d].start + at[d + extra] - self.local[d + extra].start
+            });
+            f(global, offset, self.local[last].len());
+            // Next row: the last dim is covered by the run.
+            let mut dim = last;
+            loop {
+                if dim == 0 {
+                    return;
+                }
+                dim -= 1;
+                at[dim] += 1;
+                if at[dim] < self.local[dim].end {
+                    break;
+                }
+                at[dim] = self.local[dim].start;
+            }
+        }
+    }
+
+    /// Copies this part out of a local tensor (the parameter or anything of its shape, e.g. a moment).
+    pub fn copy_out<E: Element>(&self, local: &Tensor<E>) -> Vec<E> {
+        let all = local.to_vec();
+        let mut values = Vec::with_capacity(self.len());
+        self.runs(local.dims(), |_, offset, len| values.extend_from_slice(&all[offset..offset + len]));
+        values
+    }
+
+    /// Copies values (row-major, in the order of [`Piece::copy_out`]) into a local tensor.
+    ///
+    /// # Panics
+    /// When the number of values is wrong, or the tensor is shared or not in host memory.
+    pub fn copy_in<E: Element>(&self, local: &mut Tensor<E>, values: &[E]) {
+        assert_eq!(values.len(), self.len(), "values of {}", self.name);
+        let shape = local.shape();
+        let data = local.host_mut().expect("parameters are filled in host memory");
+        let mut done = 0;
+        self.runs(shape.dims(), |_, offset, len| {
+            data[offset..offset + len].copy_from_slice(&values[done..done + len]);
+            done += len;
+        });
+    }
+
+    /// Cuts this rank's part out of the complete layout-free tensor.
+    ///
+    /// # Panics
+    /// When `complete` has not the global number of elements.
+    pub fn select<E: Copy>(&self, complete: &[E]) -> Vec<E> {
+        assert_eq!(complete.len(), self.shape.iter().product::<usize>(), "values of the complete {}", self.name);
+        let mut values = Vec::with_capacity(self.len());
+        self.global_runs(|global, len| values.extend_from_slice(&complete[global..global + len]));
+        values
+    }
+
+    /// Puts this rank's values into the complete layout-free tensor.
+    ///
+    /// # Panics
+    /// When a length is wrong.
+    pub fn place<E: Copy>(&self, complete: &mut [E], values: &[E]) {
+        assert_eq!(values.len(), self.len(), "values of {}", self.name);
+        let mut done = 0;
+        self.global_runs(|global, len| {
+            complete[global..global + len].copy_from_slice(&values[done..done + len]);
+            done += len;
+        });
+    }
+
+    /// Calls `f(global index, length)` for every contiguous run, in row-major order.
+    pub(crate) fn global_runs(&self, mut f: impl FnMut(usize, usize)) {
+        let own = Piece { local: self.ranges.clone(), ..self.clone() };
+        let shape = self.shape.clone();
+        own.runs(&shape, |global, _, len| f(global, len));
+    }
+}
+
+/// One part of one dim.
+struct Part {
+    segment: String,
+    expert: Option<usize>,
+    size: usize,
+    global: Range<usize>,
+    local: Range<usize>,
+}
+
+/// The parts of every dim, and the local shape.
+fn parts_of(spec: &ParamSpec, place: &Place) -> Result<(Vec<Vec<Part>>, Vec<usize>), Error> {
+    let (mut parts, mut local_shape) = (Vec::new(), Vec::new());
+    for (dim, &size) in spec.shape.iter().enumerate() {
+        let slicing = spec.slicing.iter().find(|s| s.dim == dim);
+        let mut list = Vec::new();
+        let mut offset = 0;
+        let Some(slicing) = slicing else {
+            list.push(Part { segment: String::new(), expert: None, size, global: 0..size, local: 0..size });
+            parts.push(list);
+            local_shape.push(size);
+            continue;
+        };
+        let (count, index) = (place.size(slicing.axis), place.coordinate(slicing.axis));
+        for segment in &slicing.segments {
+            if !slicing.pad {
+                let what = format!("dim {dim} of {} {}", spec.name, segment.name);
+                check_divides(what.trim_end(), segment.size, slicing.axis, place)?;
+            }
+            let chunk = segment.size.div_ceil(count);
+            let start = (index * chunk).min(segment.size);
+            let global = start..((index + 1) * chunk).min(segment.size);
+            if slicing.axis == Axis::Ep {
+                list.extend(global.clone().map(|expert| Part {
+                    segment: segment.name.clone(),
+                    expert: Some(expert),
+                    size: 1,
+                    global: 0..1,
+                    local: expert - start..expert - start + 1,
+                }));
+            } else {
+                let local = offset..offset + global.len();
+                let (segment, size) = (segment.name.clone(), segment.size);
+                list.push(Part { segment, expert: None, size, global, local });
+            }
+            offset += chunk;
+        }
+        parts.push(list);
+        local_shape.push(offset);
+    }
+    Ok((parts, local_shape))
+}
+
+/// The local shape of a parameter on a rank.
+///
+/// # Errors
+/// [`Error::Indivisible`] when a dim does not divide over its axis.
+pub fn local_shape(spec: &ParamSpec, place: &Place) -> Result<Vec<usize>, Error> {
+    Ok(parts_of(spec, place)?.1)
+}
+
+/// This rank's parts of all layout-free tensors of a parameter, in the order of the local tensor.
+///
+/// # Errors
+/// [`Error::Indivisible`] when a dim does not divide over its axis.
+pub fn pieces(spec: &ParamSpec, place: &Place) -> Result<Vec<Piece>, Error> {
+    let (parts, _) = parts_of(spec, place)?;
+    let mut combinations: Vec<Vec<&Part>> = vec![Vec::new()];
+    for dim in &parts {
+        combinations = combinations
+            .iter()
+            .flat_map(|head| {
+                dim.iter().map(move |part| head.iter().copied().chain([part]).collect::<Vec<&Part>>())
+            })
+            .collect();
+    }
+    let (stem, leaf) = match spec.name.rsplit_once('.') {
+        Some((stem, leaf)) => (format!("{stem}."), leaf),
+        None => (String::new(), spec.name.as_str()),
+    };
+    let piece = |chosen: &Vec<&Part>| {
+        let leaf = chosen.iter().map(|p| p.segment.as_str()).find(|s| !s.is_empty()).unwrap_or(leaf);
+        let expert = chosen.iter().find_map(|p| p.expert);
+        let name = match expert {
+            Some(expert) => format!("{stem}{expert}.{leaf}"),
+            None => format!("{stem}{leaf}"),
+        };
+        let skip = usize::from(expert.is_some());
+        Piece {
+            name,
+            shape: chosen.iter().skip(skip).map(|p| p.size).collect(),
+            ranges: chosen.iter().skip(skip).map(|p| p.global.clone()).collect(),
+            local: chosen.iter().map(|p| p.local.clone()).collect(),
+        }
+    };
+    Ok(combinations.iter().map(piece).collect())
+}

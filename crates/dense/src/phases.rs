@@ -1,0 +1,196 @@
+//! Where the time of a step goes: exclusive nanoseconds by phase. Entering a phase inside another one stops the
+//! outer one's clock, so that the phases add up to the time spent inside any phase, each moment counted once.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// A part of a training step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Phase {
+    /// Token embedding.
+    Embedding,
+    /// Normalisation of the residual stream.
+    Norm,
+    /// Attention with its projections.
+    Attention,
+    /// Dense feed-forward layers.
+    Mlp,
+    /// Router: logits, selection, balancing.
+    Router,
+    /// Tokens to experts, and their backward.
+    Dispatch,
+    /// Grouped products of the experts.
+    Experts,
+    /// Expert outputs back to tokens, and its backward.
+    Combine,
+    /// Shared experts.
+    SharedExpert,
+    /// Output head and cross-entropy.
+    Loss,
+    /// Collectives of tensor parallelism.
+    TpComm,
+    /// Weight gradients that were put off.
+    WeightGradient,
+    /// Sums of gradients over replicas.
+    GradientReduction,
+    /// Norm, clip and update.
+    Optimizer,
+    /// Preparing the batch.
+    Data,
+    /// Whatever else a caller wants apart.
+    Other,
+}
+
+impl Phase {
+    /// All phases, in the order of the tables.
+    pub const ALL: [Phase; 16] = [
+        Phase::Embedding,
+        Phase::Norm,
+        Phase::Attention,
+        Phase::Mlp,
+        Phase::Router,
+        Phase::Dispatch,
+        Phase::Experts,
+        Phase::Combine,
+        Phase::SharedExpert,
+        Phase::Loss,
+        Phase::TpComm,
+        Phase::WeightGradient,
+        Phase::GradientReduction,
+        Phase::Optimizer,
+        Phase::Data,
+        Phase::Other,
+    ];
+
+    /// Name in tables and metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Phase::Embedding => "embedding",
+            Phase::Norm => "norm",
+            Phase::Attention => "attention",
+            Phase::Mlp => "mlp",
+            Phase::Router => "router",
+            Phase::Dispatch => "dispatch",
+            Phase::Experts => "experts",
+            Phase::Combine => "combine",
+            Phase::SharedExpert => "shared expert",
+            Phase::Loss => "loss",
+            Phase::TpComm => "tp communication",
+            Phase::WeightGradient => "weight gradient",
+            Phase::GradientReduction => "gradient reduction",
+            Phase::Optimizer => "optimizer",
+            Phase::Data => "data",
+            Phase::Other => "other",
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    total_ns: [u64; Phase::ALL.len()],
+    running: Vec<Phase>,
+    since: Option<Instant>,
+}
+
+impl State {
+    /// Books the time since the last change to the phase that was running.
+    fn book(&mut self) {
+        let now = Instant::now();
+        if let (Some(phase), Some(since)) = (self.running.last(), self.since) {
+            self.total_ns[*phase as usize] += (now - since).as_nanos() as u64;
+        }
+        self.since = Some(now);
+    }
+}
+
+/// Exclusive times of one rank's thread of control.
+#[derive(Debug, Default)]
+pub struct Phases {
+    state: Mutex<State>,
+}
+
+impl Phases {
+    /// All clocks at zero.
+    pub fn new() -> Phases {
+        Phases::default()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Enters a phase until the guard is dropped. Guards are dropped in the reverse order of entering.
+    pub fn enter(&self, phase: Phase) -> PhaseGuard<'_> {
+        let mut state = self.lock();
+        state.book();
+        state.running.push(phase);
+        PhaseGuard { phases: self, depth: state.running.len() }
+    }
+
+    /// The innermost phase that is running.
+    pub fn current(&self) -> Option<Phase> {
+        self.lock().running.last().copied()
+    }
+
+    /// Exclusive nanoseconds of each phase so far, indexed by `Phase as usize`.
+    pub fn total_ns(&self) -> [u64; Phase::ALL.len()] {
+        let mut state = self.lock();
+        state.book();
+        state.total_ns
+    }
+
+    /// Reads the times and starts again from zero.
+    pub fn take_ns(&self) -> [u64; Phase::ALL.len()] {
+        let mut state = self.lock();
+        state.book();
+        std::mem::take(&mut state.total_ns)
+    }
+}
+
+/// Ends its phase when dropped.
+#[derive(Debug)]
+#[must_use = "the phase ends when the guard is dropped"]
+pub struct PhaseGuard<'a> {
+    phases: &'a Phases,
+    depth: usize,
+}
+
+impl Drop for PhaseGuard<'_> {
+    fn drop(&mut self) {
+        let mut state = self.phases.lock();
+        state.book();
+        // An early return may drop an outer guard first; the inner ones end with it.
+        state.running.truncate(self.depth - 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn an_inner_phase_stops_the_outer_clock() {
+        let phases = Phases::new();
+        let wait = |ms| std::thread::sleep(Duration::from_millis(ms));
+        let start = Instant::now();
+        {
+            let _outer = phases.enter(Phase::Attention);
+            wait(5);
+            {
+                let _inner = phases.enter(Phase::TpComm);
+                wait(10);
+                assert_eq!(phases.current(), Some(Phase::TpComm));
+            }
+            wait(5);
+        }
+        let total = start.elapsed().as_nanos() as u64;
+        wait(5);
+        let ns = phases.take_ns();
+        let (outer, inner) = (ns[Phase::Attention as usize], ns[Phase::TpComm as usize]);
+        assert!(outer >= 10_000_000 && inner >= 10_000_000, "{outer} {inner}");
+        assert!(outer + inner <= total, "each moment once: {outer} + {inner} of {total}");
+        assert!(phases.take_ns().iter().all(|ns| *ns == 0) && phases.current().is_none());
+    }
+}
