@@ -27,10 +27,7 @@ impl Place {
             Axis::Ep => c.ep,
             Axis::Edp => c.edp,
         };
-        Place {
-            sizes: Axis::ALL.map(|axis| layout.size(axis)),
-            coordinates: Axis::ALL.map(at),
-        }
+        Place { sizes: Axis::ALL.map(|axis| layout.size(axis)), coordinates: Axis::ALL.map(at) }
     }
 
     /// The only rank of a world of one.

@@ -142,7 +142,9 @@ impl TokenInfo {
 
     /// Number of rows of each tensor-parallel rank.
     pub fn rows_by_rank_tp(&self) -> Vec<usize> {
-        (0..self.tensor_parallel).map(|rank| even_range(self.len(), self.tensor_parallel, rank).len()).collect()
+        (0..self.tensor_parallel)
+            .map(|rank| even_range(self.len(), self.tensor_parallel, rank).len())
+            .collect()
     }
 
     /// Padding marks (TRUE = padding) of this rank's rows.

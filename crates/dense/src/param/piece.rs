@@ -95,7 +95,12 @@ impl Piece {
     /// # Panics
     /// When `complete` has not the global number of elements.
     pub fn select<E: Copy>(&self, complete: &[E]) -> Vec<E> {
-        assert_eq!(complete.len(), self.shape.iter().product::<usize>(), "values of the complete {}", self.name);
+        assert_eq!(
+            complete.len(),
+            self.shape.iter().product::<usize>(),
+            "values of the complete {}",
+            self.name
+        );
         let mut values = Vec::with_capacity(self.len());
         self.global_runs(|global, len| values.extend_from_slice(&complete[global..global + len]));
         values

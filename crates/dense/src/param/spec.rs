@@ -176,7 +176,13 @@ impl ParamSpec {
     fn check(&self) {
         for (i, slicing) in self.slicing.iter().enumerate() {
             let size: usize = slicing.segments.iter().map(|s| s.size).sum();
-            assert_eq!(Some(&size), self.shape.get(slicing.dim), "{}: segments of dim {}", self.name, slicing.dim);
+            assert_eq!(
+                Some(&size),
+                self.shape.get(slicing.dim),
+                "{}: segments of dim {}",
+                self.name,
+                slicing.dim
+            );
             assert!(self.slicing[..i].iter().all(|s| s.dim != slicing.dim), "{}: a dim cut twice", self.name);
             let fits = match slicing.axis {
                 Axis::Tp => self.family == Family::Dense,

@@ -34,7 +34,8 @@ fn specs() -> ParamSpecs {
 fn gather(layout: &Layout, device: &Device) -> BTreeMap<String, (Vec<f64>, Vec<usize>)> {
     let mut all: BTreeMap<String, (Vec<f64>, Vec<usize>)> = BTreeMap::new();
     for rank in 0..layout.world() {
-        let params = Params::<f64>::new(&specs(), &Place::new(layout, rank), device, 7).expect("a legal layout");
+        let params =
+            Params::<f64>::new(&specs(), &Place::new(layout, rank), device, 7).expect("a legal layout");
         for (id, piece, values) in params.export() {
             let n = piece.shape.iter().product();
             let (data, count) = all.entry(piece.name.clone()).or_insert((vec![f64::NAN; n], vec![0; n]));
@@ -55,18 +56,24 @@ fn every_layout_starts_with_the_same_layout_free_tensors() {
     let device = Device::cpu(1);
     let one = gather(&Layout::one(), &device);
     let names: Vec<&str> = one.keys().map(String::as_str).collect();
-    for name in ["layers.0.attention.q", "layers.0.moe.experts.3.up", "layers.0.moe.experts.0.down", "router"] {
+    for name in ["layers.0.attention.q", "layers.0.moe.experts.3.up", "layers.0.moe.experts.0.down", "router"]
+    {
         assert!(names.contains(&name), "{name} in {names:?}");
     }
     assert_eq!(one["embedding"].0.len(), 60, "a checkpoint holds the 10 rows, not the padded 12");
-    for (tp, ep, etp, world) in [(2, 1, 1, 2), (4, 2, 2, 4), (1, 4, 1, 4), (2, 2, 2, 8), (4, 4, 1, 8), (1, 2, 4, 8)] {
+    for (tp, ep, etp, world) in
+        [(2, 1, 1, 2), (4, 2, 2, 4), (1, 4, 1, 4), (2, 2, 2, 8), (4, 4, 1, 8), (1, 2, 4, 8)]
+    {
         let spec = LayoutSpec { world, tp, ep, etp: Some(etp), ..LayoutSpec::default() };
         let layout = Layout::new(&spec).expect("a valid layout");
         let all = gather(&layout, &device);
         assert_eq!(all.len(), one.len());
         for (name, (data, count)) in &all {
             assert_eq!(data, &one[name].0, "{name} under {layout}");
-            assert!(count.iter().all(|c| *c == 1), "{name} under {layout}: each element has one first replica");
+            assert!(
+                count.iter().all(|c| *c == 1),
+                "{name} under {layout}: each element has one first replica"
+            );
         }
     }
 }
@@ -74,7 +81,8 @@ fn every_layout_starts_with_the_same_layout_free_tensors() {
 #[test]
 fn import_undoes_export_and_padding_stays_zero() {
     let device = Device::cpu(1);
-    let layout = Layout::new(&LayoutSpec { world: 4, tp: 4, etp: Some(1), ..LayoutSpec::default() }).expect("valid");
+    let layout =
+        Layout::new(&LayoutSpec { world: 4, tp: 4, etp: Some(1), ..LayoutSpec::default() }).expect("valid");
     let place = Place::new(&layout, 3);
     let source = Params::<f64>::new(&specs(), &place, &device, 7).expect("legal");
     let mut target = Params::<f64>::new(&specs(), &place, &device, 8).expect("legal");
