@@ -82,7 +82,8 @@ pub fn functions(code: &str) -> Vec<(String, usize)> {
 
 #[test]
 fn lexer_sees_through_literals() {
-    let code = blank("fn a() {\n  let s = \"}\"; // }\n  let c = '}'; let r = r#\"}\"#;\n}\nfn b(x: [u8; 2]);\n");
+    let code =
+        blank("fn a() {\n  let s = \"}\"; // }\n  let c = '}'; let r = r#\"}\"#;\n}\nfn b(x: [u8; 2]);\n");
     assert_eq!(code.lines().count(), 5);
     assert_eq!(functions(&code), [("a".to_string(), 4)]);
     assert_eq!(functions(&blank("fn f<'a>(x: &'a str) -> char {\n '\\''\n}\n")), [("f".to_string(), 3)]);

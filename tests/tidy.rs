@@ -95,17 +95,30 @@ const BANNED: &[(&str, &[&str], &str)] = &[
     ("thread_local!", &[], "pass the value"),
     ("OnceLock", &[], "build the value once and pass it"),
     ("LazyLock", &[], "build the value once and pass it"),
-    ("std::env::", &["train/cli", "train/main.rs", "crates/comm/src/launch", "tests/", "xtask/", "crates/*/tests/"],
-     "read the environment in train/cli and pass the value"),
-    ("std::fs::", &["train/", "tests/", "xtask/", "crates/*/tests/", "crates/*/benches/"], "only plica touches files"),
+    (
+        "std::env::",
+        &["train/cli", "train/main.rs", "crates/comm/src/launch", "tests/", "xtask/", "crates/*/tests/"],
+        "read the environment in train/cli and pass the value",
+    ),
+    (
+        "std::fs::",
+        &["train/", "tests/", "xtask/", "crates/*/tests/", "crates/*/benches/"],
+        "only plica touches files",
+    ),
     ("File::", &["train/", "tests/", "xtask/", "crates/*/tests/"], "only plica touches files"),
-    ("extern \"C\"", &["crates/kernels/src/cuda", "crates/comm/src/mpi", "crates/comm/src/nccl"],
-     "foreign interfaces live in kernels/cuda, comm/mpi and comm/nccl"),
+    (
+        "extern \"C\"",
+        &["crates/kernels/src/cuda", "crates/comm/src/mpi", "crates/comm/src/nccl"],
+        "foreign interfaces live in kernels/cuda, comm/mpi and comm/nccl",
+    ),
     ("todo!", &[], "finish it"),
     ("unimplemented!", &[], "finish it"),
     ("dbg!", &[], "remove it"),
-    ("println!", &["train/", "tests/", "examples/", "xtask/", "crates/*/tests/", "crates/*/benches/"],
-     "return the text, or use tracing"),
+    (
+        "println!",
+        &["train/", "tests/", "examples/", "xtask/", "crates/*/tests/", "crates/*/benches/"],
+        "return the text, or use tracing",
+    ),
     ("allow(dead_code", &[], "remove what is dead"),
     ("#[ignore", &[], "run it or remove it"),
     ("#[should_panic", &[], "assert on the error value"),
@@ -116,8 +129,7 @@ fn allowed(path: &Path, prefixes: &[&str]) -> bool {
     let is_unit_test = text.contains("/tests") || text.ends_with("tests.rs");
     prefixes.iter().any(|prefix| match prefix.split_once('*') {
         Some((head, tail)) => {
-            text.starts_with(head)
-                && (text.contains(tail) || (tail == "/tests/" && is_unit_test))
+            text.starts_with(head) && (text.contains(tail) || (tail == "/tests/" && is_unit_test))
         }
         None => text.starts_with(prefix),
     })

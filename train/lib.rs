@@ -1,3 +1,5 @@
 //! plica: pretraining binary and library.
 
 pub mod data;
+pub mod metrics;
+pub mod report;
