@@ -10,4 +10,4 @@ pub use error::Error;
 pub use param::{Family, Grads, Init, ParamId, ParamSpec, ParamSpecs, Params, Slicing};
 pub use phases::{Phase, Phases};
 pub use place::Place;
-pub use tokens::{TokenBatch, TokenInfo};
+pub use tokens::{BatchScale, TokenBatch, TokenInfo};

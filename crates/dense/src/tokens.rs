@@ -14,6 +14,18 @@ use crate::place::Place;
 /// Target of a token that does not count.
 pub const IGNORED: i32 = -100;
 
+/// How much the whole global batch holds: all micro-batches of all data-parallel ranks. Means over it (balance
+/// losses) are taken as parts that every rank divides by these numbers, and plain sums.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BatchScale {
+    /// Micro-batches.
+    pub micro_batches: u64,
+    /// Sequences.
+    pub sequences: u64,
+    /// Tokens that are not padding.
+    pub tokens: u64,
+}
+
 /// A micro-batch in host memory, as data code makes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenBatch {
@@ -31,10 +43,15 @@ pub struct TokenBatch {
     pub first_token: u64,
     /// Valid targets of the whole global batch: all micro-batches of all data-parallel ranks.
     pub global_valid_targets: u64,
+    /// The other sizes of the global batch.
+    pub scale: BatchScale,
+    /// Whether this is a training batch: noise on inputs (router jitter) is off in evaluation.
+    pub training: bool,
 }
 
 impl TokenBatch {
-    /// Sequences of one document each, without padding; every target counts.
+    /// Sequences of one document each, without padding; every target counts. It is the whole global batch, for
+    /// training.
     ///
     /// # Panics
     /// When the ids are not whole sequences or the targets are not as many.
@@ -45,6 +62,12 @@ impl TokenBatch {
             documents: (0..=ids.len() / sequence).map(|i| i * sequence).collect(),
             padding: vec![false; ids.len()],
             global_valid_targets: targets.iter().filter(|t| **t != IGNORED).count() as u64,
+            scale: BatchScale {
+                micro_batches: 1,
+                sequences: (ids.len() / sequence) as u64,
+                tokens: ids.len() as u64,
+            },
+            training: true,
             sequence,
             first_token: 0,
             ids,
@@ -77,6 +100,10 @@ pub struct TokenInfo {
     pub first_token: u64,
     /// Valid targets of the whole global batch, by which the loss is divided once.
     pub global_valid_targets: u64,
+    /// The other sizes of the global batch.
+    pub scale: BatchScale,
+    /// Whether this is a training batch: noise on inputs (router jitter) is off in evaluation.
+    pub training: bool,
     tensor_parallel: usize,
     rank_tp: usize,
 }
@@ -120,6 +147,8 @@ impl TokenInfo {
             sequence: batch.sequence,
             first_token: batch.first_token,
             global_valid_targets: batch.global_valid_targets,
+            scale: batch.scale,
+            training: batch.training,
             tensor_parallel: place.size(Axis::Tp),
             rank_tp: place.coordinate(Axis::Tp),
         })
