@@ -1,1 +1,28 @@
-//! Moves tensors between ranks: in-process now, MPI and NCCL behind the same trait
+//! Moves tensors between ranks. A [`Group`] is the typed handle that everything above uses; behind it stands
+//! the object-safe [`Communicator`] of a backend (ranks as threads of one process: [`local`]), always wrapped
+//! by the [`Recorder`], which counts, delays, fails and names every operation. [`launch::run_ranks`] starts
+//! ranks, a [`Mesh`] turns a layout into groups, [`suite`] is what every backend must pass.
+
+pub mod bench;
+pub mod communicator;
+pub mod cost;
+pub mod error;
+pub mod group;
+pub mod launch;
+pub mod local;
+pub mod matching;
+pub mod mesh;
+mod movement;
+pub mod payload;
+pub mod pending;
+pub mod record;
+pub mod suite;
+
+pub use communicator::{Communicator, Operation, Purpose, Reduce, Request, Started};
+pub use error::CommError;
+pub use group::Group;
+pub use launch::{LaunchError, LaunchOptions, RankContext, run_ranks};
+pub use mesh::Mesh;
+pub use payload::{Message, Payload};
+pub use pending::{Exposed, Pending, PendingSend};
+pub use record::{RecordOptions, Recorder};

@@ -1,0 +1,170 @@
+//! One rendezvous: the requests of all its parties, then (large all-reduces) their reduced parts. A party
+//! arrives once, settles once (its part is published, or will never be) and is done once. What the slot holds
+//! is released when all are done, also when some of them gave up their output.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard};
+
+use crate::communicator::Request;
+use crate::error::Mismatch;
+use crate::matching::check_pair;
+use crate::payload::Payload;
+
+/// How far a rendezvous is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(super) enum Stage {
+    /// Not all have arrived.
+    Gathering,
+    /// All have; the verdict on their requests is there, inputs may be read.
+    Arrived,
+    /// All reduced parts may be read.
+    Settled,
+    /// Nothing is held any more.
+    Released,
+}
+
+/// What one party brought.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) request: Request,
+    /// Why the request is wrong by itself.
+    pub(super) fault: Option<String>,
+}
+
+#[derive(Debug)]
+pub(super) struct Slot {
+    /// Group positions of the parties, in the order of the entries.
+    parties: Vec<usize>,
+    entries: RwLock<Vec<Option<Entry>>>,
+    published: RwLock<Vec<Option<Payload>>>,
+    verdict: OnceLock<Result<(), Box<Mismatch>>>,
+    settled: AtomicUsize,
+    done: Vec<AtomicBool>,
+    done_count: AtomicUsize,
+    stage: AtomicU8,
+}
+
+impl Slot {
+    pub(super) fn new(parties: Vec<usize>) -> Slot {
+        let n = parties.len();
+        Slot {
+            entries: RwLock::new((0..n).map(|_| None).collect()),
+            published: RwLock::new((0..n).map(|_| None).collect()),
+            verdict: OnceLock::new(),
+            settled: AtomicUsize::new(0),
+            done: (0..n).map(|_| AtomicBool::new(false)).collect(),
+            done_count: AtomicUsize::new(0),
+            stage: AtomicU8::new(Stage::Gathering as u8),
+            parties,
+        }
+    }
+
+    pub(super) fn parties(&self) -> &[usize] {
+        &self.parties
+    }
+
+    pub(super) fn stage(&self) -> Stage {
+        match self.stage.load(Ordering::SeqCst) {
+            0 => Stage::Gathering,
+            1 => Stage::Arrived,
+            2 => Stage::Settled,
+            _ => Stage::Released,
+        }
+    }
+
+    /// Leaves a party's request. `true` when it was the last one: the parties have to be told.
+    ///
+    /// `name_pair` turns two positions and the broken rule into the error that all parties get.
+    pub(super) fn arrive(
+        &self,
+        party: usize,
+        entry: Entry,
+        name_pair: impl Fn([(usize, &Request); 2], String) -> Mismatch,
+    ) -> bool {
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        assert!(entries[party].is_none(), "a party arrives once");
+        entries[party] = Some(entry);
+        if entries.iter().any(Option::is_none) {
+            return false;
+        }
+        let all: Vec<&Entry> = entries.iter().flatten().collect();
+        let verdict = self.judge(&all).map_err(|(a, b, rule)| {
+            let name = |i: usize| (self.parties[i], &all[i].request);
+            Box::new(name_pair([name(a), name(b)], rule))
+        });
+        self.verdict.set(verdict).expect("one last arrival");
+        self.stage.store(Stage::Arrived as u8, Ordering::SeqCst);
+        true
+    }
+
+    /// The first two entries that do not fit each other, and the rule.
+    fn judge(&self, all: &[&Entry]) -> Result<(), (usize, usize, String)> {
+        if let Some((bad, fault)) = all.iter().enumerate().find_map(|(i, e)| Some((i, e.fault.as_ref()?))) {
+            return Err((bad, (bad + 1) % all.len(), format!("the first of the two is wrong by itself: {fault}")));
+        }
+        let with_all = matches!(all[0].request.operation, crate::Operation::AllToAll { .. });
+        for a in 0..all.len() {
+            for b in a + 1..all.len() {
+                let named = |i: usize| (self.parties[i], &all[i].request);
+                check_pair(named(a), named(b)).map_err(|rule| (a, b, rule))?;
+            }
+            if !with_all {
+                break; // equality is transitive: comparing with the first entry is enough
+            }
+        }
+        Ok(())
+    }
+
+    /// The verdict on the requests, once all have arrived.
+    pub(super) fn verdict(&self) -> Option<&Result<(), Box<Mismatch>>> {
+        self.verdict.get()
+    }
+
+    /// The entries, for reading only; held while an output is made from them.
+    pub(super) fn entries(&self) -> RwLockReadGuard<'_, Vec<Option<Entry>>> {
+        self.entries.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The reduced parts, for reading only.
+    pub(super) fn published(&self) -> RwLockReadGuard<'_, Vec<Option<Payload>>> {
+        self.published.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Leaves a party's reduced part, or the news that there will be none. `true` when it was the last.
+    pub(super) fn settle(&self, party: usize, part: Option<Payload>) -> bool {
+        if part.is_some() {
+            self.published.write().unwrap_or_else(PoisonError::into_inner)[party] = part;
+        }
+        let last = self.settled.fetch_add(1, Ordering::SeqCst) + 1 == self.parties.len();
+        if last {
+            self.stage.store(Stage::Settled as u8, Ordering::SeqCst);
+        }
+        last
+    }
+
+    /// Marks a party as done. `true` when it was the last one, and everything that the slot held is gone.
+    pub(super) fn leave(&self, party: usize) -> bool {
+        assert!(!self.done[party].swap(true, Ordering::SeqCst), "a party is done once");
+        if self.done_count.fetch_add(1, Ordering::SeqCst) + 1 < self.parties.len() {
+            return false;
+        }
+        self.entries.write().unwrap_or_else(PoisonError::into_inner).clear();
+        self.published.write().unwrap_or_else(PoisonError::into_inner).clear();
+        self.stage.store(Stage::Released as u8, Ordering::SeqCst);
+        true
+    }
+
+    /// Group positions of the parties that have arrived, that have not, and that are not done.
+    pub(super) fn report(&self) -> [Vec<usize>; 3] {
+        let entries = self.entries();
+        let here = |i: &usize| entries.get(*i).is_none_or(Option::is_some);
+        let name = |i: usize| self.parties[i];
+        let n = self.parties.len();
+        [
+            (0..n).filter(here).map(name).collect(),
+            (0..n).filter(|i| !here(i)).map(name).collect(),
+            (0..n).filter(|i| !self.done[*i].load(Ordering::SeqCst)).map(name).collect(),
+        ]
+    }
+}
