@@ -23,7 +23,9 @@ pub fn check_request(request: &Request, rank: usize, size: usize) -> Result<(), 
         Operation::AllGather { rows } => {
             one_per_rank("rows", rows, size)?;
             let own = own_rows()?;
-            need(rows[rank] == own, || format!("rows {rows:?} say {} for this rank, whose tensor has {own}", rows[rank]))
+            need(rows[rank] == own, || {
+                format!("rows {rows:?} say {} for this rank, whose tensor has {own}", rows[rank])
+            })
         }
         Operation::ReduceScatter { rows } => {
             one_per_rank("rows", rows, size)?;
@@ -34,7 +36,9 @@ pub fn check_request(request: &Request, rank: usize, size: usize) -> Result<(), 
             one_per_rank("receive_rows", receive_rows, size)?;
             whole("send_rows", send_rows, own_rows()?)?;
             let (kept, expected) = (send_rows[rank], receive_rows[rank]);
-            need(kept == expected, || format!("keeps {kept} rows for itself but expects {expected} from itself"))
+            need(kept == expected, || {
+                format!("keeps {kept} rows for itself but expects {expected} from itself")
+            })
         }
         Operation::Broadcast { root } => {
             need(shape.is_some(), || "needs a tensor".into())?;
@@ -54,7 +58,9 @@ pub fn check_request(request: &Request, rank: usize, size: usize) -> Result<(), 
 /// # Errors
 /// The broken rule, with the numbers.
 pub fn check_pair((a, x): (usize, &Request), (b, y): (usize, &Request)) -> Result<(), String> {
-    use Operation::{AllGather, AllReduce, AllToAll, Barrier, Broadcast, Expose, Receive, ReduceScatter, Send};
+    use Operation::{
+        AllGather, AllReduce, AllToAll, Barrier, Broadcast, Expose, Receive, ReduceScatter, Send,
+    };
     match (&x.operation, &y.operation) {
         (AllReduce { op: p }, AllReduce { op: q }) => {
             need(p == q, || "different reductions".into())?;
@@ -69,8 +75,12 @@ pub fn check_pair((a, x): (usize, &Request), (b, y): (usize, &Request)) -> Resul
             same_shape(x, y)?;
         }
         (AllToAll { send_rows: s, receive_rows: r }, AllToAll { send_rows: t, receive_rows: u }) => {
-            need(s[b] == u[a], || format!("member {a} sends {} rows to member {b}, which expects {}", s[b], u[a]))?;
-            need(t[a] == r[b], || format!("member {b} sends {} rows to member {a}, which expects {}", t[a], r[b]))?;
+            need(s[b] == u[a], || {
+                format!("member {a} sends {} rows to member {b}, which expects {}", s[b], u[a])
+            })?;
+            need(t[a] == r[b], || {
+                format!("member {b} sends {} rows to member {a}, which expects {}", t[a], r[b])
+            })?;
             same_row_shape(x, y)?;
         }
         (Broadcast { root: p }, Broadcast { root: q }) => {

@@ -70,7 +70,11 @@ pub struct Exposed<T: Message> {
 }
 
 impl<T: Message> Exposed<T> {
-    pub(crate) fn new(tensors: Vec<Tensor<T>>, source: Option<(Arc<dyn Communicator>, Purpose)>) -> Exposed<T> {
+    pub(crate) fn new(
+        tensors: Vec<Tensor<T>>,
+        source: Option<(Arc<dyn Communicator>, Purpose)>,
+    ) -> Exposed<T> {
+        Exposed { tensors, source }
     }
 
     /// Number of ranks.

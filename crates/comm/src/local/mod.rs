@@ -8,6 +8,9 @@ mod operating;
 mod slot;
 mod wait;
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -220,7 +223,9 @@ impl Communicator for LocalCommunicator {
         self.world.aborted()?;
         let fault = check_request(&request, self.member, self.hub.members.len()).err();
         let refused = fault.clone().map(|text| self.refuse(&request.operation, text));
-        if let (Some(error), Operation::Send { .. } | Operation::Receive { .. }) = (&refused, &request.operation) {
+        if let (Some(error), Operation::Send { .. } | Operation::Receive { .. }) =
+            (&refused, &request.operation)
+        {
             return Err(error.clone()); // there may be no peer to tell
         }
         let (key, parties, party) = self.hub.place(self.member, &request.operation);
@@ -258,10 +263,17 @@ impl Communicator for LocalCommunicator {
             return Err(refuse(format!("members {members:?} of {name} name a rank twice")));
         }
         let Some(member) = members.iter().position(|&m| m == self.member) else {
-            return Err(refuse(format!("members {members:?} of {name} leave out the caller, {}", self.member)));
+            return Err(refuse(format!(
+                "members {members:?} of {name} leave out the caller, {}",
+                self.member
+            )));
         };
         let global = members.iter().map(|&m| self.hub.members[m]).collect();
-        Ok(Arc::new(LocalCommunicator { world: self.world.clone(), hub: self.world.hub(name, global), member }))
+        Ok(Arc::new(LocalCommunicator {
+            world: self.world.clone(),
+            hub: self.world.hub(name, global),
+            member,
+        }))
     }
 
     fn count_pulled(&self, source: usize, purpose: Purpose, bytes: u64) {

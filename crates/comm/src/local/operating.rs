@@ -82,9 +82,8 @@ impl Operating {
                     *state = State::Built(Err(CommError::Mismatch(mismatch.clone())));
                 }
                 Ok(()) if self.two_phases => {
-                    let part = self.with_requests(|requests| {
-                        movement::reduced_part(self.party, self.party, requests)
-                    });
+                    let part = self
+                        .with_requests(|requests| movement::reduced_part(self.party, self.party, requests));
                     if self.slot.settle(self.party, Some(part)) {
                         self.hub.tell(&self.world, &self.slot);
                     }

@@ -101,7 +101,11 @@ impl Slot {
     /// The first two entries that do not fit each other, and the rule.
     fn judge(&self, all: &[&Entry]) -> Result<(), (usize, usize, String)> {
         if let Some((bad, fault)) = all.iter().enumerate().find_map(|(i, e)| Some((i, e.fault.as_ref()?))) {
-            return Err((bad, (bad + 1) % all.len(), format!("the first of the two is wrong by itself: {fault}")));
+            return Err((
+                bad,
+                (bad + 1) % all.len(),
+                format!("the first of the two is wrong by itself: {fault}"),
+            ));
         }
         let with_all = matches!(all[0].request.operation, crate::Operation::AllToAll { .. });
         for a in 0..all.len() {

@@ -66,15 +66,17 @@ mod tests {
         signal.wait(seen, Duration::ZERO, Instant::now() + Duration::from_secs(60));
         let started = Instant::now();
         signal.wait(signal.events(), Duration::ZERO, started + Duration::from_millis(20));
-        assert!(started.elapsed() >= Duration::from_millis(20) && started.elapsed() < Duration::from_secs(30));
+        assert!(
+            started.elapsed() >= Duration::from_millis(20) && started.elapsed() < Duration::from_secs(30)
+        );
     }
 
     #[test]
     fn a_sleeper_is_woken() {
         let signal = Signal::default();
         std::thread::scope(|scope| {
-            let seen = signal.events();
-            let sleeper = scope.spawn(|| {
+            let (signal, seen) = (&signal, signal.events());
+            let sleeper = scope.spawn(move || {
                 let started = Instant::now();
                 signal.wait(seen, Duration::ZERO, started + Duration::from_secs(60));
                 started.elapsed()

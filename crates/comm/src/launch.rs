@@ -1,0 +1,196 @@
+//! Starts the ranks of a run as threads, each on its own device and inside its own pool. The first rank that
+//! panics, runs out of memory or returns an error ends the run: the others get [`CommError::Aborted`] where
+//! they wait, and the caller gets the first cause with its rank, the rest as consequences.
+//!
+//! [`CommError::Aborted`]: crate::CommError::Aborted
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use plica_kernels::Device;
+use plica_kernels::ledger::OutOfMemory;
+
+use crate::group::Group;
+use crate::local::{LocalOptions, World};
+use crate::record::{RecordOptions, Recorder};
+
+/// An error of any kind.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// How long a rank that finds nothing to do looks again before it sleeps, where every rank has a core.
+const SPIN: Duration = Duration::from_micros(50);
+
+/// Settings of a run.
+#[derive(Clone, Debug)]
+pub struct LaunchOptions {
+    /// CPU threads of each rank.
+    pub threads_per_rank: usize,
+    /// Limit of the live bytes of each rank.
+    pub budget_bytes: Option<u64>,
+    /// How long a rank waits for another before it gives up.
+    pub deadline: Duration,
+    /// Delays, links, failures.
+    pub record: RecordOptions,
+}
+
+impl Default for LaunchOptions {
+    fn default() -> Self {
+        LaunchOptions {
+            threads_per_rank: 1,
+            budget_bytes: None,
+            deadline: Duration::from_secs(120),
+            record: RecordOptions::default(),
+        }
+    }
+}
+
+/// What a rank gets.
+#[derive(Clone)]
+pub struct RankContext {
+    /// World rank.
+    pub rank: usize,
+    /// Its device.
+    pub device: Device,
+    /// The group of all ranks.
+    pub world: Group,
+    /// Its books.
+    pub recorder: Arc<Recorder>,
+}
+
+impl RankContext {
+    /// The only rank of a run without other threads.
+    pub fn single(device: Device) -> RankContext {
+        let recorder = Recorder::new(0, RecordOptions::default());
+        let options = LocalOptions { deadline: LaunchOptions::default().deadline, spin: Duration::ZERO };
+        let world = World::new(vec![recorder.clone()], options);
+        let group = Group::new(world.communicator(0), recorder.clone(), device.clone());
+        RankContext { rank: 0, device, world: group, recorder }
+    }
+}
+
+/// Why a rank ended early.
+#[derive(Debug)]
+pub enum Cause {
+    /// It returned an error.
+    Error(BoxError),
+    /// It panicked.
+    Panic(String),
+    /// Its memory budget was passed.
+    OutOfMemory(Box<OutOfMemory>),
+    /// It called abort, with this text, and returned normally.
+    Abort(String),
+}
+
+impl std::fmt::Display for Cause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Cause::Error(error) => write!(f, "{error}"),
+            Cause::Panic(text) => write!(f, "panicked: {text}"),
+            Cause::OutOfMemory(error) => write!(f, "{error}"),
+            Cause::Abort(text) => write!(f, "ended the run: {text}"),
+        }
+    }
+}
+
+/// A run that did not finish.
+#[derive(Debug, thiserror::Error)]
+#[error("rank {rank}: {cause}")]
+pub struct LaunchError {
+    /// World rank of the first cause.
+    pub rank: usize,
+    /// The first cause.
+    pub cause: Cause,
+    /// What happened to other ranks after it: world rank and text.
+    pub consequences: Vec<(usize, String)>,
+}
+
+/// Runs `f` on `world` ranks and returns their results by rank.
+///
+/// # Errors
+/// The first rank that failed, when one did.
+///
+/// # Panics
+/// When `world` is 0 or the operating system refuses a thread.
+pub fn run_ranks<R, E>(
+    world: usize,
+    options: LaunchOptions,
+    f: impl Fn(RankContext) -> Result<R, E> + Sync,
+) -> Result<Vec<R>, LaunchError>
+where
+    R: Send,
+    E: Into<BoxError>,
+{
+    assert!(world > 0, "a run needs a rank");
+    let recorders: Vec<Arc<Recorder>> =
+        (0..world).map(|r| Recorder::new(r, options.record.clone())).collect();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let spin = if world * options.threads_per_rank <= cores { SPIN } else { Duration::ZERO };
+    let shared = World::new(recorders.clone(), LocalOptions { deadline: options.deadline, spin });
+    let results: Vec<Result<R, Cause>> = std::thread::scope(|scope| {
+        let start = |(rank, recorder): (usize, Arc<Recorder>)| {
+            let (shared, options, f) = (&shared, &options, &f);
+            std::thread::Builder::new()
+                .name(format!("plica-rank-{rank}"))
+                .spawn_scoped(scope, move || run_rank(shared, rank, recorder, options, f))
+                .unwrap_or_else(|error| panic!("cannot start rank {rank}: {error}"))
+        };
+        let threads: Vec<_> = recorders.into_iter().enumerate().map(start).collect();
+        threads.into_iter().map(|t| t.join().expect("a rank's panic is caught")).collect()
+    });
+    collect(&shared, results)
+}
+
+fn run_rank<R: Send, E: Into<BoxError>>(
+    shared: &Arc<World>,
+    rank: usize,
+    recorder: Arc<Recorder>,
+    options: &LaunchOptions,
+    f: &(impl Fn(RankContext) -> Result<R, E> + Sync),
+) -> Result<R, Cause> {
+    let device = Device::cpu_with_budget(options.threads_per_rank, options.budget_bytes);
+    let world = Group::new(shared.communicator(rank), recorder.clone(), device.clone());
+    let context = RankContext { rank, device: device.clone(), world, recorder };
+    let program = || device.pool().install(|| f(context).map_err(|error| Cause::Error(error.into())));
+    let result = catch_unwind(AssertUnwindSafe(program)).unwrap_or_else(|payload| Err(cause_of(payload)));
+    if let Err(cause) = &result {
+        shared.abort(rank, &cause.to_string());
+    }
+    shared.end(rank);
+    result
+}
+
+/// Text of a panic.
+fn cause_of(payload: Box<dyn Any + Send>) -> Cause {
+    let payload = match payload.downcast::<OutOfMemory>() {
+        Ok(error) => return Cause::OutOfMemory(error),
+        Err(other) => other,
+    };
+    match payload.downcast::<String>() {
+        Ok(text) => Cause::Panic(*text),
+        Err(other) => match other.downcast::<&'static str>() {
+            Ok(text) => Cause::Panic(text.to_string()),
+            Err(_) => Cause::Panic("a panic whose payload is not text".into()),
+        },
+    }
+}
+
+fn collect<R>(shared: &World, results: Vec<Result<R, Cause>>) -> Result<Vec<R>, LaunchError> {
+    let Some(first) = shared.first_cause() else {
+        return Ok(results
+            .into_iter()
+            .map(|r| r.unwrap_or_else(|_| unreachable!("an error aborts")))
+            .collect());
+    };
+    let mut cause = Cause::Abort(first.cause.clone());
+    let mut consequences = Vec::new();
+    for (rank, result) in results.into_iter().enumerate() {
+        match result {
+            Err(own) if rank == first.rank => cause = own,
+            Err(other) => consequences.push((rank, other.to_string())),
+            Ok(_) => {}
+        }
+    }
+    Err(LaunchError { rank: first.rank, cause, consequences })
+}

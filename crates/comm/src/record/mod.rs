@@ -1,0 +1,194 @@
+//! What passes between ranks, seen from one rank: bytes sent, operations and times by (purpose, group), the
+//! last operations as a log, and on request seeded delays, a model of a slower link, and a failure. Everything
+//! goes through [`Recorded`], the wrapper round every backend. Bytes are those of the ring algorithms: what
+//! leaves the rank at least, whatever a backend really copies. Times in nanoseconds.
+
+mod flight;
+mod options;
+mod recorded;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use plica_folding::even_range;
+use plica_kernels::rng::{Purpose as Draw, Stream};
+
+use crate::communicator::{Operation, Purpose, Request};
+use crate::error::CommError;
+
+pub use flight::{Flight, FlightState};
+pub use options::{Delay, Failure, FailureKind, Link, RecordOptions};
+pub use recorded::Recorded;
+
+/// Sums over operations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Bytes that left the rank.
+    pub sent_bytes: u64,
+    /// Operations started.
+    pub operations: u64,
+    /// Nanoseconds that the rank was blocked by others.
+    pub wait_ns: u64,
+    /// Nanoseconds inside start and finish altogether: what the program did not hide behind computing.
+    pub exposed_ns: u64,
+}
+
+impl std::ops::AddAssign for Traffic {
+    fn add_assign(&mut self, other: Traffic) {
+        self.sent_bytes += other.sent_bytes;
+        self.operations += other.operations;
+        self.wait_ns += other.wait_ns;
+        self.exposed_ns += other.exposed_ns;
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    traffic: BTreeMap<(Purpose, Arc<str>), Traffic>,
+    started: u64,
+    flights: flight::Log,
+}
+
+/// The books of one rank, shared by all its groups.
+#[derive(Debug)]
+pub struct Recorder {
+    rank: usize,
+    options: RecordOptions,
+    delays: Stream,
+    born: Instant,
+    state: Mutex<State>,
+}
+
+impl Recorder {
+    /// Empty books of world rank `rank`.
+    pub fn new(rank: usize, options: RecordOptions) -> Arc<Recorder> {
+        let seed = options.delay.map_or(0, |d| d.seed);
+        Arc::new(Recorder {
+            rank,
+            delays: Stream::new(seed.wrapping_add((rank as u64) << 32), Draw::Named("delay of an operation")),
+            state: Mutex::new(State { flights: flight::Log::new(options.log_length), ..State::default() }),
+            options,
+            born: Instant::now(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// World rank.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Sums by purpose and group, in order.
+    pub fn traffic(&self) -> Vec<(Purpose, String, Traffic)> {
+        self.lock().traffic.iter().map(|((purpose, group), t)| (*purpose, group.to_string(), *t)).collect()
+    }
+
+    /// Sums over the groups of one purpose.
+    pub fn by_purpose(&self, purpose: Purpose) -> Traffic {
+        let mut sum = Traffic::default();
+        self.lock().traffic.iter().filter(|((p, _), _)| *p == purpose).for_each(|(_, t)| sum += *t);
+        sum
+    }
+
+    /// Sums over everything.
+    pub fn total(&self) -> Traffic {
+        let mut sum = Traffic::default();
+        self.lock().traffic.values().for_each(|t| sum += *t);
+        sum
+    }
+
+    /// Operations started since the start (not reset).
+    pub fn operations(&self) -> u64 {
+        self.lock().started
+    }
+
+    /// Sets the sums to zero; the log stays.
+    pub fn reset_traffic(&self) {
+        self.lock().traffic.clear();
+    }
+
+    /// The last operations, oldest first.
+    pub fn flights(&self) -> Vec<Flight> {
+        self.lock().flights.to_vec()
+    }
+
+    /// The last operations as text, one a line.
+    pub fn dump(&self) -> String {
+        let lines: Vec<String> = self.flights().iter().map(Flight::to_string).collect();
+        format!("rank {}, last {} operations:\n{}", self.rank, lines.len(), lines.join("\n"))
+    }
+
+    /// Books bytes that left this rank without an operation of its own (a peer read them).
+    pub fn count_sent(&self, group: &str, purpose: Purpose, bytes: u64) {
+        self.lock().traffic.entry((purpose, group.into())).or_default().sent_bytes += bytes;
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.born.elapsed().as_nanos() as u64
+    }
+
+    /// Gives the operation its number, fails it or puts it off, as the options say.
+    fn before(&self, group: &str, request: &Request) -> Result<u64, CommError> {
+        let index = {
+            let mut state = self.lock();
+            state.started += 1;
+            state.started - 1
+        };
+        let fails = |f: &&Failure| f.rank == self.rank && f.operation_index == index;
+        if let Some(failure) = self.options.failure.as_ref().filter(fails) {
+            let error = CommError::Injected {
+                rank: self.rank,
+                operation_index: index,
+                operation: request.operation.name(),
+                group: group.to_string(),
+            };
+            match failure.kind {
+                FailureKind::Error => return Err(error),
+                FailureKind::Panic => std::panic::panic_any(error.to_string()),
+            }
+        }
+        if let Some(delay) = &self.options.delay {
+            std::thread::sleep(delay.max.mul_f64(self.delays.uniform(index)));
+        }
+        Ok(index)
+    }
+
+    /// How long the modelled link takes for the operation, if there is one.
+    fn link_time(
+        &self,
+        group: &str,
+        operation: &Operation,
+        sent_bytes: u64,
+        size: usize,
+    ) -> Option<Duration> {
+        let applies = |link: &&Link| link.group.as_deref().is_none_or(|name| name == group);
+        let link = self.options.links.iter().find(applies)?;
+        let alpha_s = link.alpha.as_secs_f64() * crate::cost::rounds(operation, size) as f64;
+        Some(Duration::from_secs_f64(alpha_s + sent_bytes as f64 / link.bytes_per_second))
+    }
+}
+
+/// Bytes that leave the rank at position `rank` of a group of `size` for this request: all-gather its own rows
+/// to each other rank; reduce-scatter all but its own part; all-reduce both, over even parts of the elements;
+/// all-to-all the rows for others; broadcast the tensor to each other rank, from the root; send the tensor.
+pub fn sent_bytes(request: &Request, rank: usize, size: usize) -> u64 {
+    let Some(payload) = &request.payload else { return 0 };
+    let (bytes, others) = (payload.size_bytes(), size as u64 - 1);
+    let rows_bytes = |rows: usize| (rows * payload.shape().row_len() * payload.dtype().size_bytes()) as u64;
+    match &request.operation {
+        Operation::AllReduce { .. } => {
+            let own = (even_range(payload.len(), size, rank).len() * payload.dtype().size_bytes()) as u64;
+            bytes - own + own * others
+        }
+        Operation::AllGather { .. } => bytes * others,
+        Operation::ReduceScatter { rows } => bytes - rows_bytes(rows[rank]),
+        Operation::AllToAll { send_rows, .. } => bytes - rows_bytes(send_rows[rank]),
+        Operation::Broadcast { root } if *root == rank => bytes * others,
+        Operation::Send { .. } => bytes,
+        Operation::Broadcast { .. } | Operation::Receive { .. } | Operation::Barrier | Operation::Expose => 0,
+    }
+}

@@ -1,0 +1,163 @@
+//! The one gate: a communicator that hands every operation to the recorder before and after the backend.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::communicator::{Communicator, Finished, Purpose, Request, Started};
+use crate::error::CommError;
+
+use super::{Flight, FlightState, Recorder, Traffic, sent_bytes};
+
+/// A backend's communicator with the books of its rank.
+pub struct Recorded {
+    inner: Arc<dyn Communicator>,
+    recorder: Arc<Recorder>,
+    name: Arc<str>,
+}
+
+impl Recorded {
+    /// Puts the gate before a communicator.
+    pub fn new(inner: Arc<dyn Communicator>, recorder: Arc<Recorder>) -> Recorded {
+        Recorded { name: inner.name().into(), inner, recorder }
+    }
+
+    /// The books.
+    pub fn recorder(&self) -> &Arc<Recorder> {
+        &self.recorder
+    }
+
+    /// The gated communicator of some members; see [`Communicator::subgroup`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn gated_subgroup(&self, name: &str, members: &[usize]) -> Result<Recorded, CommError> {
+        Ok(Recorded::new(self.inner.subgroup(name, members)?, self.recorder.clone()))
+    }
+}
+
+impl Communicator for Recorded {
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    fn global_ranks(&self) -> &[usize] {
+        self.inner.global_ranks()
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn shares_memory(&self) -> bool {
+        self.inner.shares_memory()
+    }
+
+    fn start(&self, request: Request) -> Result<Box<dyn Started>, CommError> {
+        let entered = Instant::now();
+        let (rank, size) = (self.rank(), self.size());
+        let index = self.recorder.before(&self.name, &request)?;
+        let (purpose, text) = (request.purpose, request.describe());
+        let start_ns = self.recorder.now_ns();
+        // Counted only after the backend has checked the request: its rows are then what they claim.
+        let counted = request.clone();
+        let started = self.inner.start(request)?;
+        let sent_bytes = sent_bytes(&counted, rank, size);
+        let link = self.recorder.link_time(&self.name, &counted.operation, sent_bytes, size);
+        drop(counted);
+        let flight = Flight {
+            index,
+            group: self.name.clone(),
+            sequence: started.sequence(),
+            request: text,
+            purpose,
+            sent_bytes,
+            start_ns,
+            end_ns: 0,
+            wait_ns: 0,
+            state: FlightState::Started,
+        };
+        let exposed_ns = entered.elapsed().as_nanos() as u64;
+        let traffic = Traffic { sent_bytes, operations: 1, wait_ns: 0, exposed_ns };
+        let mut state = self.recorder.lock();
+        *state.traffic.entry((purpose, self.name.clone())).or_default() += traffic;
+        state.flights.push(flight);
+        drop(state);
+        Ok(Box::new(RecordedStarted {
+            inner: Some(started),
+            recorder: self.recorder.clone(),
+            name: self.name.clone(),
+            purpose,
+            index,
+            ready: link.map(|time| entered + time),
+        }))
+    }
+
+    fn subgroup(&self, name: &str, members: &[usize]) -> Result<Arc<dyn Communicator>, CommError> {
+        Ok(Arc::new(self.gated_subgroup(name, members)?))
+    }
+
+    fn count_pulled(&self, source: usize, purpose: Purpose, bytes: u64) {
+        self.inner.count_pulled(source, purpose, bytes);
+    }
+
+    fn abort(&self, cause: &str) {
+        self.inner.abort(cause);
+    }
+}
+
+struct RecordedStarted {
+    inner: Option<Box<dyn Started>>,
+    recorder: Arc<Recorder>,
+    name: Arc<str>,
+    purpose: Purpose,
+    index: u64,
+    /// When the modelled link is through.
+    ready: Option<Instant>,
+}
+
+impl RecordedStarted {
+    fn close(&self, end: FlightState, wait_ns: u64, exposed: Duration) {
+        let end_ns = self.recorder.now_ns();
+        let mut state = self.recorder.lock();
+        let sums = state.traffic.entry((self.purpose, self.name.clone())).or_default();
+        sums.wait_ns += wait_ns;
+        sums.exposed_ns += exposed.as_nanos() as u64;
+        if let Some(flight) = state.flights.find(self.index) {
+            flight.end_ns = end_ns;
+            flight.wait_ns = wait_ns;
+            flight.state = end;
+        }
+    }
+}
+
+impl Started for RecordedStarted {
+    fn sequence(&self) -> u64 {
+        self.inner.as_ref().expect("not finished").sequence()
+    }
+
+    fn finish(mut self: Box<Self>) -> Result<Finished, CommError> {
+        let entered = Instant::now();
+        let result = self.inner.take().expect("finished once").finish();
+        if let Some(left) = self.ready.and_then(|ready| ready.checked_duration_since(Instant::now())) {
+            std::thread::sleep(left);
+        }
+        match &result {
+            Ok(finished) => self.close(FlightState::Finished, finished.wait_ns, entered.elapsed()),
+            Err(error) => {
+                self.close(FlightState::Failed(error.to_string()), 0, entered.elapsed());
+                if matches!(error, CommError::Deadline { .. }) {
+                    tracing::error!("{}", self.recorder.dump());
+                }
+            }
+        }
+        result
+    }
+}
+
+impl Drop for RecordedStarted {
+    fn drop(&mut self) {
+        if self.inner.take().is_some() {
+            self.close(FlightState::Dropped, 0, Duration::ZERO);
+        }
+    }
+}
