@@ -1,6 +1,7 @@
 //! What can go wrong in the dense core: a setting that does not fit the layout, a collective that failed, a
 //! layer in a feed-forward slot that failed.
 
+use plica_comm::CommError;
 use plica_folding::axis::Axis;
 
 /// Error of this crate.
@@ -24,6 +25,9 @@ pub enum Error {
     /// A setting that no layout can make right; the text has value, rule and remedy.
     #[error("{0}")]
     Setting(String),
+    /// A collective failed.
+    #[error(transparent)]
+    Comm(#[from] CommError),
     /// The layer in a feed-forward slot failed.
     #[error("{0}")]
     Slot(#[source] Box<dyn std::error::Error + Send + Sync>),

@@ -1,13 +1,37 @@
-//! The dense core: tensor-parallel layers, attention, blocks, loss, optimizer
+//! The dense core: tensor-parallel layers, attention, blocks, loss, optimizer. Knows ranks, no experts: a
+//! mixture-of-experts layer, or a stranger's, fills the feed-forward slot of a block.
+//!
+//! Where to find what:
+//! * What a model consists of: [`param`] (names, slices, values, gradients), [`place`] (where a rank stands).
+//! * What a layer gets: [`cx`] (mesh, weights as guards, weight gradients now or later, token collectives),
+//!   [`tokens`] (the micro-batch), [`phases`] (clocks), [`recompute`] (what is not kept).
+//! * Layers, each with `forward -> (output, saved)` and `backward(saved, gradient) -> gradient`: [`linear`],
+//!   [`embedding`], [`norm`], [`attention`] with [`qk_norm`], [`mlp`], [`block`] with the slot
+//!   [`feed_forward::FeedForward`], [`loss`]; [`tape`] keeps what the layers of a micro-batch saved.
+//! * After the backward: [`reduce`] (sums over replicas, global norm), [`optim`], [`schedule`].
+//!
+//! Rows of the residual stream are cut over TP (sequence parallelism); see [`tokens::TokenInfo::local_range`].
+//! Every tensor of token rows is batch-major. The loss is divided once ([`loss`]), every reduction is a plain
+//! sum ([`reduce`]).
 
+pub mod cx;
 pub mod error;
+pub mod feed_forward;
 pub mod param;
 pub mod phases;
 pub mod place;
+pub mod recompute;
+pub mod schedule;
+pub mod tape;
 pub mod tokens;
 
+pub use cx::{Cx, Trainable, Weight};
 pub use error::Error;
+pub use feed_forward::FeedForward;
 pub use param::{Family, Grads, Init, ParamId, ParamSpec, ParamSpecs, Params, Slicing};
 pub use phases::{Phase, Phases};
 pub use place::Place;
+pub use recompute::RecomputePolicy;
+pub use schedule::LrSchedule;
+pub use tape::Tape;
 pub use tokens::{BatchScale, TokenBatch, TokenInfo};

@@ -1,0 +1,10 @@
+//! Tests of whole dense models: against an oracle of plain loops, by finite differences, and every layout
+//! against one rank. Scenarios of public bug reports carry their number (s10, s11, ...).
+
+mod accounting;
+mod equivalence;
+mod faults;
+mod gradients;
+mod model;
+mod oracle;
+mod refused;
