@@ -77,6 +77,7 @@ pub trait Real:
     + num_traits::FloatConst
     + std::iter::Sum
     + std::fmt::Display
+    + crate::ops::fastmath::FastMath
 {
 }
 impl Real for f32 {}

@@ -50,7 +50,8 @@ fn parameters(folder: &std::path::Path, op: &str) -> Goldens {
     let mut found = Goldens::new();
     for (case, entries) in json[op].as_object().into_iter().flatten() {
         for (name, value) in entries.as_object().into_iter().flatten() {
-            let list = value.as_array().and_then(|a| a.iter().map(|x| x.as_f64()).collect::<Option<Vec<_>>>());
+            let list =
+                value.as_array().and_then(|a| a.iter().map(|x| x.as_f64()).collect::<Option<Vec<_>>>());
             if let Some(values) = list {
                 found.insert(format!("{case}/{name}"), (vec![values.len()], values));
             } else if let Some(x) = value.as_f64() {

@@ -4,7 +4,13 @@
 //! are ordinary. Every output element is written. Sums run in `T::Acc` in an order that does not depend on the
 //! number of threads.
 
+pub mod activation;
+pub mod attention;
 pub(crate) mod disjoint;
 pub mod elementwise;
+pub mod fastmath;
+pub mod gemm;
+pub mod grouped_gemm;
 pub mod permute;
+pub(crate) mod shared;
 pub mod topk;

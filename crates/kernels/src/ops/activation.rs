@@ -1,0 +1,360 @@
+//! Nonlinearities of feed-forward layers, each forward beside its backward, one pass over the rows in the
+//! accumulator type and one rounding. SwiGLU: h = silu(g) u (Shazeer, "GLU variants improve transformer", 2020)
+//! with an optional weight a row, h = w silu(g) u, which is how a token's router weight is applied once, before
+//! the down projection. The clamped variant is that of GPT-OSS: g <= limit, |u| <= limit,
+//! h = w (u + 1) g sigmoid(alpha g), columns interleaved (even gate, odd up), gradient 0 where clamped. GELU
+//! (Hendrycks and Gimpel, 2016) exact and in its tanh form, and SiLU alone. Leaves out dropout.
+
+#[cfg(test)]
+mod tests;
+
+use num_traits::{One as _, Zero as _};
+
+use crate::dtype::{Float, Real};
+use crate::ledger::Category;
+use crate::ops::fastmath::FastMath;
+use crate::tensor::Tensor;
+
+/// Elements that are worth a task of their own.
+const GRAIN: usize = 1 << 13;
+/// Partial sums of a row, so that the compiler can keep them in one vector register.
+const LANES: usize = 16;
+
+/// The two halves of a gated unit and how they meet.
+trait Gated<A> {
+    /// Activation of one pair, without the row's weight.
+    fn value(&self, gate: A, up: A) -> A;
+    /// Activation and its derivatives by gate and up.
+    fn derivatives(&self, gate: A, up: A) -> (A, A, A);
+    /// Whether gate and up alternate; otherwise all gates come first.
+    const INTERLEAVED: bool;
+}
+
+struct Silu;
+
+impl<A: Real> Gated<A> for Silu {
+    const INTERLEAVED: bool = false;
+
+    #[inline(always)]
+    fn value(&self, gate: A, up: A) -> A {
+        gate * gate.sigmoid() * up
+    }
+
+    #[inline(always)]
+    fn derivatives(&self, gate: A, up: A) -> (A, A, A) {
+        let sigmoid = gate.sigmoid();
+        let silu = gate * sigmoid;
+        (silu * up, up * (sigmoid + silu * (A::one() - sigmoid)), silu)
+    }
+}
+
+struct Clamped<A> {
+    limit: A,
+    alpha: A,
+}
+
+impl<A: Real> Gated<A> for Clamped<A> {
+    const INTERLEAVED: bool = true;
+
+    #[inline(always)]
+    fn value(&self, gate: A, up: A) -> A {
+        let g = if gate > self.limit { self.limit } else { gate };
+        let u = if up > self.limit { self.limit } else { up };
+        let u = if u < -self.limit { -self.limit } else { u };
+        (u + A::one()) * g * (self.alpha * g).sigmoid()
+    }
+
+    #[inline(always)]
+    fn derivatives(&self, gate: A, up: A) -> (A, A, A) {
+        let (zero, one) = (A::zero(), A::one());
+        let g = if gate > self.limit { self.limit } else { gate };
+        let u = if up > self.limit { self.limit } else { up };
+        let u = if u < -self.limit { -self.limit } else { u };
+        let sigmoid = (self.alpha * g).sigmoid();
+        let swish = g * sigmoid;
+        let by_gate = (u + one) * (sigmoid + self.alpha * swish * (one - sigmoid));
+        let gate_passes = if gate > self.limit { zero } else { one };
+        let up_passes = if up > self.limit || up < -self.limit { zero } else { one };
+        ((u + one) * swish, by_gate * gate_passes, swish * up_passes)
+    }
+}
+
+/// h_rf = w_r silu(gate) up, where columns 0..f of `gate_up` are the gate and f..2f the up projection.
+///
+/// # Panics
+/// When the columns are odd in number or the weights are not one a row.
+pub fn swiglu_forward<T: Float>(gate_up: &Tensor<T>, row_weights: Option<&Tensor<T::Acc>>) -> Tensor<T> {
+    gated_forward(&Silu, gate_up, row_weights)
+}
+
+/// Gradients of [`swiglu_forward`] by `gate_up` and, where there are weights, by the weights:
+/// d w_r = sum_f dh silu(gate) up.
+///
+/// # Panics
+/// When shapes do not fit.
+pub fn swiglu_backward<T: Float>(
+    dh_rf: &Tensor<T>,
+    gate_up: &Tensor<T>,
+    row_weights: Option<&Tensor<T::Acc>>,
+) -> (Tensor<T>, Option<Tensor<T::Acc>>) {
+    gated_backward(&Silu, dh_rf, gate_up, row_weights)
+}
+
+/// The clamped gated unit of GPT-OSS on interleaved columns, with an optional weight a row.
+///
+/// # Panics
+/// When the columns are odd in number or the weights are not one a row.
+pub fn clamped_swiglu_forward<T: Float>(
+    gate_up: &Tensor<T>,
+    row_weights: Option<&Tensor<T::Acc>>,
+    limit: f64,
+    alpha: f64,
+) -> Tensor<T> {
+    let unit = Clamped { limit: T::Acc::from_f64(limit), alpha: T::Acc::from_f64(alpha) };
+    gated_forward(&unit, gate_up, row_weights)
+}
+
+/// Gradients of [`clamped_swiglu_forward`] by `gate_up` (0 where clamped) and by the weights.
+///
+/// # Panics
+/// When shapes do not fit.
+pub fn clamped_swiglu_backward<T: Float>(
+    dh_rf: &Tensor<T>,
+    gate_up: &Tensor<T>,
+    row_weights: Option<&Tensor<T::Acc>>,
+    limit: f64,
+    alpha: f64,
+) -> (Tensor<T>, Option<Tensor<T::Acc>>) {
+    let unit = Clamped { limit: T::Acc::from_f64(limit), alpha: T::Acc::from_f64(alpha) };
+    gated_backward(&unit, dh_rf, gate_up, row_weights)
+}
+
+/// Rows and half columns of a gated unit's input, checked.
+fn gated_sizes<T: Float>(gate_up: &Tensor<T>, row_weights: Option<&Tensor<T::Acc>>) -> (usize, usize) {
+    let [rows, columns] = *gate_up.dims() else {
+        panic!("gate and up are 2-d, got {:?}", gate_up.dims());
+    };
+    assert_eq!(columns % 2, 0, "gate and up have the same number of columns, {columns} in all");
+    if let Some(w) = row_weights {
+        assert_eq!(w.len(), rows, "one weight a row");
+    }
+    (rows, columns / 2)
+}
+
+fn grain_rows(row_len: usize) -> usize {
+    (GRAIN / row_len.max(1)).max(1)
+}
+
+fn gated_forward<T: Float, G: Gated<T::Acc> + Sync>(
+    unit: &G,
+    gate_up: &Tensor<T>,
+    row_weights: Option<&Tensor<T::Acc>>,
+) -> Tensor<T> {
+    let (rows, f) = gated_sizes(gate_up, row_weights);
+    let mut h = Tensor::empty(gate_up.device(), [rows, f], Category::Activation);
+    let (input, weights) = (gate_up.data(), row_weights.map(Tensor::data));
+    gate_up.device().pool().for_rows_mut(h.data_mut(), f, grain_rows(f), |first, out| {
+        for (i, out_row) in out.chunks_exact_mut(f).enumerate() {
+            let row = first + i;
+            let weight = weights.map_or(T::Acc::one(), |w| w[row]);
+            let pair = &input[row * 2 * f..][..2 * f];
+            if G::INTERLEAVED {
+                for (h, gu) in out_row.iter_mut().zip(pair.chunks_exact(2)) {
+                    *h = T::from_acc(unit.value(gu[0].to_acc(), gu[1].to_acc()) * weight);
+                }
+            } else {
+                let (gate, up) = pair.split_at(f);
+                for ((h, g), u) in out_row.iter_mut().zip(gate).zip(up) {
+                    *h = T::from_acc(unit.value(g.to_acc(), u.to_acc()) * weight);
+                }
+            }
+        }
+    });
+    h
+}
+
+fn gated_backward<T: Float, G: Gated<T::Acc> + Sync>(
+    unit: &G,
+    dh_rf: &Tensor<T>,
+    gate_up: &Tensor<T>,
+    row_weights: Option<&Tensor<T::Acc>>,
+) -> (Tensor<T>, Option<Tensor<T::Acc>>) {
+    let (rows, f) = gated_sizes(gate_up, row_weights);
+    assert_eq!(dh_rf.dims(), [rows, f], "gradient of the activation");
+    let device = gate_up.device();
+    let mut d_gate_up = Tensor::empty(device, [rows, 2 * f], Category::Activation);
+    let (input, dh) = (gate_up.data(), dh_rf.data());
+    let Some(weights) = row_weights else {
+        device.pool().for_rows_mut(d_gate_up.data_mut(), 2 * f, grain_rows(f), |first, out| {
+            for (i, d_row) in out.chunks_exact_mut(2 * f).enumerate() {
+                let row = first + i;
+                let (pair, dh_row) = (&input[row * 2 * f..][..2 * f], &dh[row * f..][..f]);
+                backward_row(unit, d_row, pair, dh_row, T::Acc::one());
+            }
+        });
+        return (d_gate_up, None);
+    };
+    let mut d_weights = Tensor::zeros(device, [rows], Category::Activation);
+    if f > 0 {
+        let weights = weights.data();
+        // Both outputs are cut at the same rows: each task gets one row of one and one element of the other.
+        let step = grain_rows(f);
+        let outputs =
+            d_gate_up.data_mut().chunks_mut(step * 2 * f).zip(d_weights.data_mut().chunks_mut(step));
+        let tasks: Vec<_> = outputs.map(std::sync::Mutex::new).collect();
+        device.pool().for_each(tasks.len(), |task| {
+            let mut guard = tasks[task].lock().expect("a task is run once");
+            let (d_rows, d_weight_rows) = &mut *guard;
+            for (i, (d_row, d_weight)) in
+                d_rows.chunks_exact_mut(2 * f).zip(d_weight_rows.iter_mut()).enumerate()
+            {
+                let row = task * step + i;
+                let (pair, dh_row) = (&input[row * 2 * f..][..2 * f], &dh[row * f..][..f]);
+                *d_weight = backward_row(unit, d_row, pair, dh_row, weights[row]);
+            }
+        });
+    }
+    (d_gate_up, Some(d_weights))
+}
+
+/// Writes one row of the gradient by gate and up; returns the gradient by the row's weight.
+#[inline(always)]
+fn backward_row<T: Float, G: Gated<T::Acc>>(
+    unit: &G,
+    d_row: &mut [T],
+    pair: &[T],
+    dh_row: &[T],
+    weight: T::Acc,
+) -> T::Acc {
+    let f = dh_row.len();
+    let mut sums = [T::Acc::zero(); LANES];
+    if G::INTERLEAVED {
+        for (i, ((d, gu), dh)) in d_row.chunks_exact_mut(2).zip(pair.chunks_exact(2)).zip(dh_row).enumerate()
+        {
+            let (h, by_gate, by_up) = unit.derivatives(gu[0].to_acc(), gu[1].to_acc());
+            let dh = dh.to_acc();
+            d[0] = T::from_acc(dh * weight * by_gate);
+            d[1] = T::from_acc(dh * weight * by_up);
+            sums[i % LANES] += dh * h;
+        }
+    } else {
+        let ((gate, up), (d_gate, d_up)) = (pair.split_at(f), d_row.split_at_mut(f));
+        let mut start = 0;
+        while start < f {
+            let end = (start + LANES).min(f);
+            let range = start..end;
+            let inputs = gate[range.clone()].iter().zip(&up[range.clone()]).zip(&dh_row[range.clone()]);
+            let outputs = d_gate[range.clone()].iter_mut().zip(&mut d_up[range]);
+            for (((g, u), dh), ((dg, du), sum)) in inputs.zip(outputs.zip(&mut sums)) {
+                let (h, by_gate, by_up) = unit.derivatives(g.to_acc(), u.to_acc());
+                let dh = dh.to_acc();
+                *dg = T::from_acc(dh * weight * by_gate);
+                *du = T::from_acc(dh * weight * by_up);
+                *sum += dh * h;
+            }
+            start = end;
+        }
+    }
+    sums.into_iter().sum()
+}
+
+/// y = f(x) for every element.
+fn map<T: Float>(x: &Tensor<T>, f: impl Fn(T::Acc) -> T::Acc + Sync) -> Tensor<T> {
+    let mut y = Tensor::empty(x.device(), x.shape(), Category::Activation);
+    let values = x.data();
+    x.device().pool().for_rows_mut(y.data_mut(), 1, GRAIN, |first, out| {
+        for (y, x) in out.iter_mut().zip(&values[first..]) {
+            *y = T::from_acc(f(x.to_acc()));
+        }
+    });
+    y
+}
+
+/// dx = dy * slope(x) for every element.
+fn map_backward<T: Float>(
+    dy: &Tensor<T>,
+    x: &Tensor<T>,
+    slope: impl Fn(T::Acc) -> T::Acc + Sync,
+) -> Tensor<T> {
+    assert_eq!(dy.shape(), x.shape(), "gradient and input of an activation");
+    let mut dx = Tensor::empty(x.device(), x.shape(), Category::Activation);
+    let (values, gradients) = (x.data(), dy.data());
+    x.device().pool().for_rows_mut(dx.data_mut(), 1, GRAIN, |first, out| {
+        for ((dx, x), dy) in out.iter_mut().zip(&values[first..]).zip(&gradients[first..]) {
+            *dx = T::from_acc(dy.to_acc() * slope(x.to_acc()));
+        }
+    });
+    dx
+}
+
+/// silu(x) = x sigmoid(x), element by element.
+pub fn silu_forward<T: Float>(x: &Tensor<T>) -> Tensor<T> {
+    map(x, |x| x * x.sigmoid())
+}
+
+/// Gradient of [`silu_forward`].
+///
+/// # Panics
+/// When the shapes differ.
+pub fn silu_backward<T: Float>(dy: &Tensor<T>, x: &Tensor<T>) -> Tensor<T> {
+    map_backward(dy, x, |x| Silu.derivatives(x, T::Acc::one()).1)
+}
+
+/// Which GELU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gelu {
+    /// x Phi(x), Phi the normal distribution.
+    Exact,
+    /// x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
+    Tanh,
+}
+
+fn constant<A: Real>(x: f64) -> A {
+    A::from_f64(x)
+}
+
+impl Gelu {
+    #[inline(always)]
+    fn value<A: Real>(self, x: A) -> A {
+        let half: A = constant(0.5);
+        match self {
+            Gelu::Exact => half * x * (A::one() + (x * A::FRAC_1_SQRT_2()).error_function()),
+            Gelu::Tanh => half * x * (A::one() + Self::inner(x).fast_tanh()),
+        }
+    }
+
+    #[inline(always)]
+    fn inner<A: Real>(x: A) -> A {
+        constant::<A>((2.0 / std::f64::consts::PI).sqrt()) * (x + constant::<A>(0.044_715) * x * x * x)
+    }
+
+    #[inline(always)]
+    fn slope<A: Real>(self, x: A) -> A {
+        let (half, one): (A, A) = (constant(0.5), A::one());
+        match self {
+            Gelu::Exact => {
+                let density = constant::<A>(1.0 / std::f64::consts::TAU.sqrt()) * (-half * x * x).fast_exp();
+                half * (one + (x * A::FRAC_1_SQRT_2()).error_function()) + x * density
+            }
+            Gelu::Tanh => {
+                let t = Self::inner(x).fast_tanh();
+                let scale: A = constant((2.0 / std::f64::consts::PI).sqrt());
+                let by_x = scale * (one + constant::<A>(3.0 * 0.044_715) * x * x);
+                half * (one + t) + half * x * (one - t * t) * by_x
+            }
+        }
+    }
+}
+
+/// gelu(x), element by element.
+pub fn gelu_forward<T: Float>(x: &Tensor<T>, kind: Gelu) -> Tensor<T> {
+    map(x, |x| kind.value(x))
+}
+
+/// Gradient of [`gelu_forward`].
+///
+/// # Panics
+/// When the shapes differ.
+pub fn gelu_backward<T: Float>(dy: &Tensor<T>, x: &Tensor<T>, kind: Gelu) -> Tensor<T> {
+    map_backward(dy, x, |x| kind.slope(x))
+}
