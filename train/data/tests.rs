@@ -10,7 +10,8 @@ pub(super) struct Folder(pub PathBuf);
 
 impl Folder {
     pub(super) fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("plica-data-{}-{name}", std::process::id()));
+        let unique = format!("data-{}-{name}", std::process::id());
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tmp").join(unique);
         let _ = fs::remove_dir_all(&path);
         fs::create_dir_all(&path).unwrap();
         Self(path)

@@ -1,6 +1,6 @@
 //! Files beyond 32-bit counts, and the real default corpus where this machine has it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::tests::{Folder, load, spec};
 use super::*;
@@ -39,11 +39,11 @@ fn s28_more_tokens_than_31_bits() {
 /// The default corpus: found, loaded within the start-up limit, both splits large, batches below the vocabulary.
 #[test]
 fn the_registry_is_a_corpus() {
-    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
-    let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
+    let home = option_env!("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(Path::new(option_env!("HOME")?).join(".cargo")));
     let home = home.filter(|home| home.join("registry/src").is_dir());
     let Some(home) = home else {
-        println!("skipped: the_registry_is_a_corpus: no golden data at CARGO_HOME/registry/src");
+        println!("skipped: the_registry_is_a_corpus: no sources below CARGO_HOME/registry/src");
         return;
     };
     let spec = DataSpec {
