@@ -12,6 +12,7 @@ pub use reduce::{
     Extreme, Summable, accumulate_column_sums, extreme_in_order, is_finite, reduce_max, row_dot,
     sum_in_order, sum_of_squares,
 };
+pub(crate) use reduce::{LANES, column_sums, dot, fold_lanes};
 
 use crate::dtype::{Element, Float};
 use crate::ledger::Category;

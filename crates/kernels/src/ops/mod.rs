@@ -5,12 +5,17 @@
 //! number of threads.
 
 pub mod activation;
+pub mod adamw;
 pub mod attention;
+pub mod cross_entropy;
 pub(crate) mod disjoint;
 pub mod elementwise;
+pub mod embedding;
 pub mod fastmath;
 pub mod gemm;
 pub mod grouped_gemm;
+pub mod norm;
 pub mod permute;
+pub mod rope;
 pub(crate) mod shared;
 pub mod topk;
