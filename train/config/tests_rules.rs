@@ -202,80 +202,46 @@ fn s20_mesh_arithmetic_comes_from_folding() {
     ]);
 }
 
-/// Configurations of users in public reports, with our verdict: valid, or every mistake that must be named.
+/// Configurations of users in public reports: where from, overrides, and every mistake that must be named.
+#[rustfmt::skip]
+const REPORTED: &[(&str, &str, &[&str])] = &[
+    // 30 layers are legal over 4 stages, and 16 % (2 * DP 2) holds on 64 ranks.
+    ("ms-swift#5737",
+     "model.heads=8 model.kv_heads=8 model.layers=30 layout.ranks=64 layout.tp=8 layout.pp=4 layout.ep=16 layout.etp=1 \
+      moe.experts=128 train.micro_batch=2 train.global_batch=16",
+     &["layout.pp = 4: running a pipeline"]),
+    ("ms-swift#5737 on 320 ranks: DP 10",
+     "model.heads=8 model.kv_heads=8 model.layers=30 layout.ranks=320 layout.tp=8 layout.pp=4 layout.ep=16 layout.etp=1 \
+      moe.experts=128 train.micro_batch=2 train.global_batch=16",
+     &["layout.pp = 4: running a pipeline", "layout: global batch = 16 is not divisible by micro batch·DP = 2·10"]),
+    ("NeMo-RL#2319 with ETP 1",
+     "layout.ranks=8 layout.tp=2 layout.ep=4 layout.etp=1 moe.experts=256 model.layers=40", &[]),
+    ("NeMo-RL#2319 with ETP 2",
+     "layout.ranks=8 layout.tp=2 layout.ep=4 layout.etp=2 moe.experts=256 model.layers=40", &[]),
+    ("Speech#14838: only the stages are refused, the meshes are valid",
+     "layout.ranks=4 layout.pp=2 layout.ep=2 layout.etp=1 moe.experts=8 train.global_batch=512 model.layers=48",
+     &["layout.pp = 2: running a pipeline"]),
+    ("Megatron#1628, EP 4", "layout.ranks=8 layout.ep=4 layout.etp=1 moe.experts=8 train.global_batch=8", &[]),
+    ("Megatron#1628, ETP 4", "layout.ranks=8 layout.ep=1 layout.etp=4 moe.experts=8 train.global_batch=8", &[]),
+    ("Megatron-Bridge#546 on 4 ranks",
+     "model.heads=8 model.kv_heads=8 layout.ranks=4 layout.tp=4 layout.ep=4 layout.etp=1 moe.experts=8", &[]),
+    ("Megatron-Bridge#546 on 8 ranks",
+     "model.heads=8 model.kv_heads=8 layout.ranks=8 layout.tp=4 layout.ep=4 layout.etp=1 moe.experts=8", &[]),
+    ("KempnerForge#202", "layout.ranks=2 layout.ep=2 moe.experts=4 run.checkpoint_every=4", &[]),
+    ("marin#8953",
+     "layout.ranks=32 layout.pp=4 layout.ep=8 layout.etp=1 moe.experts=64 moe.capacity.factor=2 model.layers=26 moe.top_k=4",
+     &["layout.pp = 4: running a pipeline"]),
+    ("TransformerEngine#1930: 10 tokens over 2 * CP 2", "layout.ranks=2 layout.cp=2 train.seq_len=10",
+     &["layout.cp = 2: running context parallelism", "layout: sequence length = 10 is not divisible by 2·CP = 2·2 = 4"]),
+    ("LlamaFactory#1998", "layout.ranks=8 layout.ep=8 moe.experts=8 moe.order=topk-softmax train.micro_batch=1", &[]),
+    ("DeepSpeed#5794", "layout.ranks=4 layout.ep=4 moe.experts=4", &[]),
+    ("Megatron#4342, without optimizer instances",
+     "layout.ranks=8 layout.tp=2 layout.ep=2 layout.etp=1 moe.experts=8", &[]),
+];
+
 #[test]
 fn configurations_seen_in_reports() {
-    let wide = "model.heads=8 model.kv_heads=8 ";
-    let rows: &[(&str, String, &[&str])] = &[
-        (
-            "ms-swift#5737: 30 layers are legal over 4 stages; 16 % (2 * DP 2) holds on 64 ranks",
-            format!("{wide} layout.ranks=64 layout.tp=8 layout.pp=4 layout.ep=16 layout.etp=1 moe.experts=128 \
-                     train.micro_batch=2 train.global_batch=16 model.layers=30"),
-            &["layout.pp = 4: running a pipeline"],
-        ),
-        (
-            "ms-swift#5737 on 320 ranks: DP 10",
-            format!("{wide} layout.ranks=320 layout.tp=8 layout.pp=4 layout.ep=16 layout.etp=1 moe.experts=128 \
-                     train.micro_batch=2 train.global_batch=16 model.layers=30"),
-            &["layout.pp = 4: running a pipeline", "layout: global batch = 16 is not divisible by micro batch·DP = 2·10"],
-        ),
-        (
-            "NeMo-RL#2319",
-            "layout.ranks=8 layout.tp=2 layout.ep=4 layout.etp=1 moe.experts=256 model.layers=40".into(),
-            &[],
-        ),
-        (
-            "NeMo-RL#2319 with ETP 2",
-            "layout.ranks=8 layout.tp=2 layout.ep=4 layout.etp=2 moe.experts=256 model.layers=40".into(),
-            &[],
-        ),
-        (
-            "Speech#14838: only the stages are refused, the meshes are valid",
-            "layout.ranks=4 layout.pp=2 layout.ep=2 layout.etp=1 moe.experts=8 train.global_batch=512 model.layers=48".into(),
-            &["layout.pp = 2: running a pipeline"],
-        ),
-        (
-            "Megatron#1628, EP 4",
-            "layout.ranks=8 layout.ep=4 layout.etp=1 moe.experts=8 train.global_batch=8".into(),
-            &[],
-        ),
-        (
-            "Megatron#1628, ETP 4",
-            "layout.ranks=8 layout.ep=1 layout.etp=4 moe.experts=8 train.global_batch=8".into(),
-            &[],
-        ),
-        (
-            "Megatron-Bridge#546 on 4 ranks",
-            format!("{wide} layout.ranks=4 layout.tp=4 layout.ep=4 layout.etp=1 moe.experts=8"),
-            &[],
-        ),
-        (
-            "Megatron-Bridge#546 on 8 ranks",
-            format!("{wide} layout.ranks=8 layout.tp=4 layout.ep=4 layout.etp=1 moe.experts=8"),
-            &[],
-        ),
-        ("KempnerForge#202", "layout.ranks=2 layout.ep=2 moe.experts=4 run.checkpoint_every=4".into(), &[]),
-        (
-            "marin#8953",
-            "layout.ranks=32 layout.pp=4 layout.ep=8 layout.etp=1 moe.experts=64 moe.capacity.factor=2 model.layers=26 \
-             moe.top_k=4"
-                .into(),
-            &["layout.pp = 4: running a pipeline"],
-        ),
-        (
-            "TransformerEngine#1930: 10 tokens over 2 * CP 2",
-            "layout.ranks=2 layout.cp=2 train.seq_len=10".into(),
-            &["layout.cp = 2: running context parallelism", "layout: sequence length = 10 is not divisible by 2·CP = 2·2 = 4"],
-        ),
-        (
-            "LlamaFactory#1998",
-            "layout.ranks=8 layout.ep=8 moe.experts=8 moe.order=topk-softmax train.micro_batch=1".into(),
-            &[],
-        ),
-        ("DeepSpeed#5794", "layout.ranks=4 layout.ep=4 moe.experts=4".into(), &[]),
-        ("Megatron#4342, without optimizer instances", "layout.ranks=8 layout.tp=2 layout.ep=2 layout.etp=1 moe.experts=8".into(), &[]),
-    ];
-    for (name, sets, want) in rows {
+    for (name, sets, want) in REPORTED {
         let found = mistakes(&sets.split_whitespace().collect::<Vec<_>>());
         assert_eq!(found.len(), want.len(), "{name}: {found:#?}");
         for (found, want) in found.iter().zip(*want) {

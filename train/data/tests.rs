@@ -50,7 +50,7 @@ pub(super) fn spec(source: &str) -> DataSpec {
     }
 }
 
-pub(super) fn load(spec: &DataSpec) -> Result<Data, DataError> {
+fn load(spec: &DataSpec) -> Result<Data, DataError> {
     Data::load(spec, Path::new("/nowhere"))
 }
 

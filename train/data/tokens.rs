@@ -87,7 +87,12 @@ impl TokenFile {
     /// Looks at every id: the first one that is not below `vocab` is an error with file, offset, id and
     /// vocabulary. So no id can reach an embedding whose vocabulary is sharded, where a range mask hides it.
     pub fn check(&self, vocab: usize) -> Result<(), DataError> {
-        let bytes = self.map.as_deref().unwrap_or_default();
+        self.check_from(vocab, 0)
+    }
+
+    /// [`TokenFile::check`] from the token offset `from` on.
+    pub(super) fn check_from(&self, vocab: usize, from: u64) -> Result<(), DataError> {
+        let bytes = &self.map.as_deref().unwrap_or_default()[(from * self.width.bytes()) as usize..];
         let limit = u32::try_from(vocab).unwrap_or(u32::MAX);
         // A whole block is compared without a branch a token, and searched only where it holds a wrong id.
         const BLOCK_BYTES: usize = 1 << 16;
@@ -102,7 +107,7 @@ impl TokenFile {
                     .fold(0u32, |most, id| most.max(u32::from_le_bytes([id[0], id[1], id[2], id[3]]))),
             };
             if largest >= limit {
-                let first = (block_index * BLOCK_BYTES) as u64 / self.width.bytes();
+                let first = from + (block_index * BLOCK_BYTES) as u64 / self.width.bytes();
                 let offset = (first..self.len())
                     .find(|&offset| self.get(offset) >= limit)
                     .expect("this block holds it");
