@@ -66,12 +66,6 @@ pub enum DispatchError {
         /// Size of the chunk.
         rows: usize,
     },
-    /// The direct dispatcher without shared memory.
-    #[error("the ranks of group {group} do not share memory; use the all_to_all or the all_gather dispatcher")]
-    NotShared {
-        /// Name of the group.
-        group: String,
-    },
     /// A collective failed.
     #[error(transparent)]
     Comm(#[from] CommError),

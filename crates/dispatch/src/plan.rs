@@ -144,6 +144,11 @@ impl Counts {
         self.grid.experts_of(ep).map(|e| self.rows(source, e)).sum()
     }
 
+    /// Rows of a rank's send order that go to lower EP coordinates.
+    pub fn rows_before(&self, source: usize, ep: usize) -> usize {
+        (0..ep).map(|lower| self.rows_to(source, lower)).sum()
+    }
+
     /// Rows that a rank sends to each EP coordinate.
     pub fn send_splits(&self, rank: usize) -> Vec<usize> {
         (0..self.grid.ep()).map(|ep| self.rows_to(rank, ep)).collect()

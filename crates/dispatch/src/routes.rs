@@ -3,9 +3,11 @@
 //! same lists (the transpose of a copy is a sum over the same places), so nothing is exchanged again. Pure.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use plica_kernels::ops::permute::{CsrIndex, EMPTY_ROW};
 
+use crate::grid::ExpertGrid;
 use crate::plan::{Counts, SendOrder};
 
 /// A run of output rows that come from one source.
@@ -51,6 +53,15 @@ impl Gather {
             && self.index.iter().enumerate().all(|(i, &row)| row as usize == i)
     }
 
+    /// Rows that are copied from each of `sources` sources, zero rows left out.
+    pub fn rows_from(&self, sources: usize) -> Vec<usize> {
+        let mut rows = vec![0; sources];
+        for run in &self.runs {
+            rows[run.source] += self.index[run.rows.clone()].iter().filter(|row| **row != EMPTY_ROW).count();
+        }
+        rows
+    }
+
     /// The same gather with every index of one source divided by `k`: from slots to tokens.
     fn slots_to_tokens(&self, source: Option<usize>, k: usize) -> Gather {
         let mut tokens = self.clone();
@@ -64,26 +75,43 @@ impl Gather {
 }
 
 /// The lists of one call; what a dispatcher has no use for is empty.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Routes {
     /// Rows of the send buffer, out of [token rows].
     pub pack: Gather,
-    /// Rows sent to each EP coordinate.
+    /// Rows sent to each EP coordinate; for `direct` the tokens' rows that lie there.
     pub send_rows: Vec<usize>,
     /// Rows received from each EP coordinate.
     pub receive_rows: Vec<usize>,
     /// Rows that each ETP member brings to the gather over ETP; for `all_gather`: tokens of each rank.
     pub member_rows: Vec<usize>,
     /// Rows by local expert, out of what arrived and, last, the own token rows.
-    pub place: Gather,
+    pub place: Arc<Gather>,
     /// Rows in order of arrival, out of [expert rows].
     pub unplace: Gather,
     /// For each row of the send order its partial results, numbered through the sources.
-    pub partial_sums: Option<CsrIndex>,
+    pub partial_sums: Option<Arc<CsrIndex>>,
     /// For each token its rows in rising expert order, numbered through the sources.
-    pub token_sums: CsrIndex,
+    pub token_sums: Arc<CsrIndex>,
     /// For each slot its rows, numbered through the sources.
-    pub slot_sums: CsrIndex,
+    pub slot_sums: Arc<CsrIndex>,
+}
+
+impl Routes {
+    /// Lists of a dispatcher that sends nothing.
+    fn unsent(place: Gather, token_sums: CsrIndex, slot_sums: CsrIndex) -> Routes {
+        Routes {
+            pack: Gather::default(),
+            send_rows: Vec::new(),
+            receive_rows: Vec::new(),
+            member_rows: Vec::new(),
+            place: Arc::new(place),
+            unplace: Gather::default(),
+            partial_sums: None,
+            token_sums: Arc::new(token_sums),
+            slot_sums: Arc::new(slot_sums),
+        }
+    }
 }
 
 /// The gathers that bring the weights along; used once, in the forward.
@@ -100,38 +128,51 @@ pub fn local(order: &SendOrder) -> (Routes, WeightRoutes) {
     let mut place = Gather::default();
     place.push(0, order.slots_n.iter().copied());
     let places_n: Vec<u32> = (0..order.rows() as u32).collect();
-    let routes = Routes {
-        place: place.slots_to_tokens(None, order.k),
-        token_sums: order.token_sums(&places_n),
-        slot_sums: order.slot_sums(&places_n),
-        ..Routes::default()
-    };
+    let by_token = place.slots_to_tokens(None, order.k);
+    let routes = Routes::unsent(by_token, order.token_sums(&places_n), order.slot_sums(&places_n));
     (routes, WeightRoutes { place, ..WeightRoutes::default() })
 }
 
 /// Whether a rank's rows for its own experts stay out of the exchange. They have to go through it under ETP
 /// (the ETP peers need them), and do where the arrival then is the final order already.
-pub fn keeps_own(counts: &Counts) -> bool {
-    let grid = counts.grid();
+pub fn keeps_own(grid: &ExpertGrid) -> bool {
     grid.etp() == 1 && (grid.local_experts() > 1 || grid.ep() <= 2)
+}
+
+/// What a rank sends in [`all_to_all`], which it knows before it knows the others' counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pack {
+    /// Slots of the send buffer.
+    pub slots: Gather,
+    /// Tokens of the send buffer.
+    pub tokens: Gather,
+    /// Rows of the send order that stay.
+    pub own_rows: Range<usize>,
+}
+
+/// The send buffer of a rank.
+pub fn pack(grid: &ExpertGrid, rank: usize, order: &SendOrder) -> Pack {
+    let experts = grid.experts_of(grid.ep_of(rank));
+    let own_rows = match keeps_own(grid) {
+        true => {
+            let start = order.rows_e[..experts.start].iter().sum();
+            start..start + order.rows_e[experts].iter().sum::<usize>()
+        }
+        false => 0..0,
+    };
+    let mut slots = Gather::default();
+    slots.push(0, order.slots_n[..own_rows.start].iter().chain(&order.slots_n[own_rows.end..]).copied());
+    Pack { tokens: slots.slots_to_tokens(None, order.k), slots, own_rows }
 }
 
 /// All-to-all over EP, then all-gather over ETP.
 ///
 /// Sources of `place`: [what arrived, own token rows]; of the sums: [what came back, own expert rows].
-pub fn all_to_all(rank: usize, order: &SendOrder, counts: &Counts) -> (Routes, WeightRoutes) {
+pub fn all_to_all(rank: usize, order: &SendOrder, pack: Pack, counts: &Counts) -> (Routes, WeightRoutes) {
     let grid = counts.grid();
     let (ep, ranks, local_experts) = (grid.ep_of(rank), grid.ranks(), grid.local_experts());
-    let own_rows: Range<usize> = match keeps_own(counts) {
-        true => {
-            let start = (0..ep).map(|p| counts.rows_to(rank, p)).sum();
-            start..start + counts.rows_to(rank, ep)
-        }
-        false => 0..0,
-    };
-    let skipped = (!own_rows.is_empty()).then_some(rank);
-    let mut pack = Gather::default();
-    pack.push(0, order.slots_n[..own_rows.start].iter().chain(&order.slots_n[own_rows.end..]).copied());
+    let own_rows = pack.own_rows;
+    let skipped = keeps_own(&grid).then_some(rank);
     let (mut send_rows, mut receive_rows) = (counts.send_splits(rank), counts.receive_splits(rank));
     if skipped.is_some() {
         (send_rows[ep], receive_rows[ep]) = (0, 0);
@@ -173,25 +214,26 @@ pub fn all_to_all(rank: usize, order: &SendOrder, counts: &Counts) -> (Routes, W
         })
         .collect();
     let routes = Routes {
-        pack: pack.slots_to_tokens(None, order.k),
+        pack: pack.tokens,
         send_rows,
         receive_rows,
         member_rows: counts.etp_splits(rank),
-        place: place.slots_to_tokens(Some(1), order.k),
+        place: Arc::new(place.slots_to_tokens(Some(1), order.k)),
         unplace,
         partial_sums: None,
-        token_sums: order.token_sums(&places_n),
-        slot_sums: order.slot_sums(&places_n),
+        token_sums: Arc::new(order.token_sums(&places_n)),
+        slot_sums: Arc::new(order.slot_sums(&places_n)),
     };
-    (routes, WeightRoutes { pack, place })
+    (routes, WeightRoutes { pack: pack.slots, place })
 }
 
-/// All ranks' tokens and send orders at hand (`slots_n` of all ranks, `tokens` of each).
+/// For the ranks of an EP coordinate with all ranks' tokens at hand: `tokens_of` each rank, and the slots of each
+/// rank's rows for these experts.
 ///
 /// Source of `place`: [token rows of all ranks]; the sums run over the own expert rows, for the tokens and
 /// slots of all ranks.
 pub fn all_gather(
-    rank: usize,
+    ep: usize,
     counts: &Counts,
     slots_of: &[&[u32]],
     tokens_of: &[usize],
@@ -203,23 +245,20 @@ pub fn all_gather(
         first_slots.push(first_slot as u32);
         first_slot += tokens * k;
     }
-    let ep = counts.grid().ep_of(rank);
     let mut place = Gather::default();
-    for_runs(counts, ep, slots_of, |source, _, slots| {
+    for_runs(counts, ep, slots_of, |source, slots| {
         place.push(0, slots.iter().map(|&s| if s == EMPTY_ROW { s } else { s + first_slots[source] }));
     });
     let by_token = place.slots_to_tokens(None, k);
-    let routes = Routes {
-        member_rows: tokens_of.to_vec(),
-        token_sums: CsrIndex::inverse(&by_token.index, first_slot / k.max(1)),
-        slot_sums: CsrIndex::inverse(&place.index, first_slot),
-        place: by_token,
-        ..Routes::default()
-    };
+    let token_sums = CsrIndex::inverse(&by_token.index, first_slot / k.max(1));
+    let slot_sums = CsrIndex::inverse(&place.index, first_slot);
+    let routes =
+        Routes { member_rows: tokens_of.to_vec(), ..Routes::unsent(by_token, token_sums, slot_sums) };
     (routes, WeightRoutes { place, ..WeightRoutes::default() })
 }
 
-/// Peers' memory at hand: the token rows and send orders of all ranks, later their expert rows.
+/// For a rank with its peers' memory at hand: the token rows of all ranks and the slots of each rank's rows for
+/// its experts, later the expert rows of all ranks.
 ///
 /// Sources of `place`: the token rows of each rank; the sums run over the expert rows of all ranks, numbered
 /// through. Under ETP `partial_sums` first adds the partial results of each row of the send order, and the
@@ -232,7 +271,7 @@ pub fn direct(
 ) -> (Routes, WeightRoutes) {
     let grid = counts.grid();
     let mut place = Gather::default();
-    for_runs(counts, grid.ep_of(rank), slots_of, |source, _, slots| place.push(source, slots.iter().copied()));
+    for_runs(counts, grid.ep_of(rank), slots_of, |source, slots| place.push(source, slots.iter().copied()));
     let mut first_rows = Vec::with_capacity(grid.ranks());
     let mut first_row = 0;
     for member in 0..grid.ranks() {
@@ -251,28 +290,29 @@ pub fn direct(
     }
     let (partial_sums, places_n) = match grid.etp() {
         1 => (None, partials),
-        _ => (Some(CsrIndex { offsets, rows: partials }), (0..order.rows() as u32).collect()),
+        _ => (Some(Arc::new(CsrIndex { offsets, rows: partials })), (0..order.rows() as u32).collect()),
     };
-    let routes = Routes {
-        place: place.slots_to_tokens(None, order.k),
-        partial_sums,
-        token_sums: order.token_sums(&places_n),
-        slot_sums: order.slot_sums(&places_n),
-        ..Routes::default()
+    let by_token = place.slots_to_tokens(None, order.k);
+    let sums = (order.token_sums(&places_n), order.slot_sums(&places_n));
+    let mut first = 0;
+    let real = |rows: &usize| {
+        let sent = &order.slots_n[first..first + rows];
+        first += rows;
+        sent.iter().filter(|slot| **slot != EMPTY_ROW).count()
     };
+    let send_rows = splits.iter().map(real).collect();
+    let routes = Routes { partial_sums, send_rows, ..Routes::unsent(by_token, sums.0, sums.1) };
     (routes, WeightRoutes { place, ..WeightRoutes::default() })
 }
 
-/// Calls `f(source, expert, slots)` for every run of rows of an EP coordinate, in their final order.
-fn for_runs(counts: &Counts, ep: usize, slots_of: &[&[u32]], mut f: impl FnMut(usize, usize, &[u32])) {
+/// Calls `f(source, slots)` for every run of rows of an EP coordinate, in their final order.
+fn for_runs(counts: &Counts, ep: usize, slots_of: &[&[u32]], mut f: impl FnMut(usize, &[u32])) {
     let grid = counts.grid();
-    let experts = grid.experts_of(ep);
-    let mut next: Vec<usize> =
-        (0..grid.ranks()).map(|source| (0..experts.start).map(|e| counts.rows(source, e)).sum()).collect();
-    for expert in experts {
+    let mut next = vec![0; grid.ranks()];
+    for expert in grid.experts_of(ep) {
         for source in 0..grid.ranks() {
             let rows = counts.rows(source, expert);
-            f(source, expert, &slots_of[source][next[source]..next[source] + rows]);
+            f(source, &slots_of[source][next[source]..next[source] + rows]);
             next[source] += rows;
         }
     }
