@@ -106,7 +106,11 @@ where
         }))
     }
 
-    fn combine_begin(&self, y_rd: &Tensor<T>, handle: &Handle<T>) -> Result<CombineStarted<T>, DispatchError> {
+    fn combine_begin(
+        &self,
+        y_rd: &Tensor<T>,
+        handle: &Handle<T>,
+    ) -> Result<CombineStarted<T>, DispatchError> {
         handle.check_rows(NAME, y_rd)?;
         let routes = handle.routes();
         let sums = self.scatter_start(Purpose::Combine, y_rd, &routes.token_sums, &routes.member_rows)?;

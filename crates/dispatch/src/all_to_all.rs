@@ -126,7 +126,11 @@ where
         }))
     }
 
-    fn combine_begin(&self, y_rd: &Tensor<T>, handle: &Handle<T>) -> Result<CombineStarted<T>, DispatchError> {
+    fn combine_begin(
+        &self,
+        y_rd: &Tensor<T>,
+        handle: &Handle<T>,
+    ) -> Result<CombineStarted<T>, DispatchError> {
         handle.check_rows(NAME, y_rd)?;
         let routes = handle.routes();
         self.send_back(Purpose::Combine, y_rd, routes, routes.token_sums.clone())

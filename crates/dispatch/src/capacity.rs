@@ -91,7 +91,12 @@ pub fn capacity(
     min: usize,
 ) -> Result<usize, DispatchError> {
     if experts == 0 {
-        return Err(DispatchError::setting("experts", 0, "a MoE layer has at least one expert", "set it to 1 or more"));
+        return Err(DispatchError::setting(
+            "experts",
+            0,
+            "a MoE layer has at least one expert",
+            "set it to 1 or more",
+        ));
     }
     if k > experts {
         return Err(DispatchError::setting(
@@ -135,7 +140,11 @@ impl Kept {
     /// When `expert_ids_tk` is not of the length that the decision was made on.
     pub fn apply(&self, expert_ids_tk: &[i32]) -> Vec<i32> {
         assert_eq!(expert_ids_tk.len(), self.keep_tk.len(), "slots");
-        self.keep_tk.iter().zip(expert_ids_tk).map(|(&keep, &id)| if keep { id } else { EMPTY_SLOT }).collect()
+        self.keep_tk
+            .iter()
+            .zip(expert_ids_tk)
+            .map(|(&keep, &id)| if keep { id } else { EMPTY_SLOT })
+            .collect()
     }
 
     /// Place of each kept slot in its (scope, expert) chunk, which lies by rising token whatever the policy.

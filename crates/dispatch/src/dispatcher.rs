@@ -84,7 +84,12 @@ pub struct Handle<T: Float> {
 
 impl<T: Float> Handle<T> {
     /// The handle of one dispatch.
-    pub fn new(dispatcher: &'static str, order: &SendOrder, counts_l: Vec<usize>, routes: Routes) -> Handle<T> {
+    pub fn new(
+        dispatcher: &'static str,
+        order: &SendOrder,
+        counts_l: Vec<usize>,
+        routes: Routes,
+    ) -> Handle<T> {
         let data = HandleData { dispatcher, tokens: order.tokens, k: order.k, counts_l, routes };
         Handle { data: Arc::new(data), element: PhantomData }
     }
@@ -224,7 +229,8 @@ pub trait Dispatcher<T: Float>: Send + Sync {
     ///
     /// # Errors
     /// Rows that are not the handle's; a collective that failed. So for all steps below.
-    fn combine_begin(&self, y_rd: &Tensor<T>, handle: &Handle<T>) -> Result<CombineStarted<T>, DispatchError>;
+    fn combine_begin(&self, y_rd: &Tensor<T>, handle: &Handle<T>)
+    -> Result<CombineStarted<T>, DispatchError>;
 
     /// Starts to bring the gradient of combine's output [t, d] to the rows of the experts.
     ///

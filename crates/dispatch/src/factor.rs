@@ -15,7 +15,12 @@ pub struct Factor {
 }
 
 fn refuse(text: impl std::fmt::Display, rule: &str) -> DispatchError {
-    DispatchError::setting(FIELD, text, rule, "write a positive decimal such as 1.25, or leave it out to drop nothing")
+    DispatchError::setting(
+        FIELD,
+        text,
+        rule,
+        "write a positive decimal such as 1.25, or leave it out to drop nothing",
+    )
 }
 
 impl Factor {
@@ -126,7 +131,10 @@ mod tests {
 
     #[test]
     fn what_is_not_positive_is_refused_by_name() {
-        for text in ["0", "0.0", "0e3", "-1", "-0.5", "nan", "NaN", "inf", "", ".", "1.2.3", "1e", "x", "1/0", "0/4", "1e99", "٣"] {
+        for text in [
+            "0", "0.0", "0e3", "-1", "-0.5", "nan", "NaN", "inf", "", ".", "1.2.3", "1e", "x", "1/0", "0/4",
+            "1e99", "٣",
+        ] {
             let error = text.parse::<Factor>().unwrap_err().to_string();
             assert!(error.starts_with("capacity_factor = "), "{text}: {error}");
         }

@@ -23,7 +23,12 @@ impl ExpertGrid {
     pub fn new(ep: usize, etp: usize, experts: usize) -> Result<ExpertGrid, DispatchError> {
         assert!(ep > 0 && etp > 0, "a group of {ep} x {etp} ranks");
         if experts == 0 {
-            return Err(DispatchError::setting("experts", 0, "a MoE layer has at least one expert", "set it to 1 or more"));
+            return Err(DispatchError::setting(
+                "experts",
+                0,
+                "a MoE layer has at least one expert",
+                "set it to 1 or more",
+            ));
         }
         if !experts.is_multiple_of(ep) {
             let (below, above) = (experts / ep * ep, experts.next_multiple_of(ep));

@@ -51,7 +51,11 @@ impl<T: Float> Dispatcher<T> for Local {
         Ok(Started::ready((dispatched, handle)))
     }
 
-    fn combine_begin(&self, y_rd: &Tensor<T>, handle: &Handle<T>) -> Result<CombineStarted<T>, DispatchError> {
+    fn combine_begin(
+        &self,
+        y_rd: &Tensor<T>,
+        handle: &Handle<T>,
+    ) -> Result<CombineStarted<T>, DispatchError> {
         handle.check_rows(NAME, y_rd)?;
         Ok(Started::ready(sum(y_rd.device(), &[y_rd], &handle.routes().token_sums)))
     }

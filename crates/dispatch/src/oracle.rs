@@ -143,7 +143,8 @@ impl Oracle {
             for (row, origin) in origins.iter().enumerate() {
                 let Some((source, token, _)) = *origin else { continue };
                 for column in 0..self.width {
-                    let partials = (0..self.grid.etp()).map(|etp| y_rd[self.grid.rank(ep, etp)][row * self.width + column]);
+                    let partials = (0..self.grid.etp())
+                        .map(|etp| y_rd[self.grid.rank(ep, etp)][row * self.width + column]);
                     y_td[source][token * self.width + column] += partials.sum::<f64>();
                 }
             }

@@ -75,7 +75,12 @@ impl SendOrder {
         }
         if let Some(chunk) = (0..kept_se.len()).find(|&i| kept_se[i] > chunks.rows_se[i]) {
             let (kept, rows) = (kept_se[chunk], chunks.rows_se[chunk]);
-            return Err(DispatchError::Padding { scope: chunk / experts, expert: chunk % experts, kept, rows });
+            return Err(DispatchError::Padding {
+                scope: chunk / experts,
+                expert: chunk % experts,
+                kept,
+                rows,
+            });
         }
         Ok(SendOrder { tokens, k, rows_e, slots_n })
     }

@@ -79,7 +79,8 @@ pub fn direct(rank: usize, counts: &Counts, real: &Counts, widths: &Widths) -> S
     let rows = |counts: &Counts, from: usize, to: usize| counts.rows_to(from, grid.ep_of(to)) as u64;
     let there: u64 = others().map(|other| rows(real, rank, other)).sum();
     let back: u64 = others().map(|other| rows(real, other, rank)).sum();
-    let agreed: u64 = others().map(|other| SLOT_BYTES * (grid.experts() as u64 + rows(counts, rank, other))).sum();
+    let agreed: u64 =
+        others().map(|other| SLOT_BYTES * (grid.experts() as u64 + rows(counts, rank, other))).sum();
     SentBytes {
         dispatch: agreed + there * (widths.row_bytes + widths.weight_bytes),
         combine: back * widths.row_bytes,
@@ -114,7 +115,10 @@ pub fn worst_case_bytes(
     experts: usize,
     row_bytes: usize,
 ) -> ReceiveBytes {
-    assert!(ep > 0 && etp > 0 && experts > 0 && experts.is_multiple_of(ep), "{experts} experts over {ep} ranks");
+    assert!(
+        ep > 0 && etp > 0 && experts > 0 && experts.is_multiple_of(ep),
+        "{experts} experts over {ep} ranks"
+    );
     let all_tokens = (ep * etp * tokens) as u64;
     let worst_rows = all_tokens * k.min(experts / ep) as u64;
     let balanced_rows = (all_tokens * k as u64).div_ceil(ep as u64);

@@ -43,7 +43,10 @@ fn s05_capacity_table() {
 fn policies_are_named_or_refused() {
     assert_eq!("choice".parse::<Policy>().unwrap(), Policy::Choice);
     let text = "probs".parse::<Policy>().unwrap_err().to_string();
-    assert!(text.starts_with("drop_policy = \"probs\"") && text.contains("probability, position, choice"), "{text}");
+    assert!(
+        text.starts_with("drop_policy = \"probs\"") && text.contains("probability, position, choice"),
+        "{text}"
+    );
 }
 
 /// S06 (a): four tokens ask expert 0, which takes two.
@@ -66,7 +69,8 @@ fn s06a_who_stays() {
 /// S06 (b): five tokens with the same first expert of four, at least 4 rows: exactly one is dropped.
 #[test]
 fn s06b_the_least_capacity() {
-    let kept = keep_mask(&[0; 5], &[0.475f32; 5], 1, 4, &[0, 5], &setting("1", 4, Policy::Probability)).unwrap();
+    let kept =
+        keep_mask(&[0; 5], &[0.475f32; 5], 1, 4, &[0, 5], &setting("1", 4, Policy::Probability)).unwrap();
     assert_eq!(kept.keep_tk, [true, true, true, true, false]);
 }
 
@@ -138,7 +142,8 @@ fn random_scopes_against_the_definition() {
         let weights: Vec<f64> = (0..ids.len()).map(|_| next(3) as f64 * 0.25).collect();
         let bounds = [0, tokens / 2, tokens];
         for policy in [Policy::Probability, Policy::Position, Policy::Choice] {
-            let kept = keep_with_capacities(&ids, &weights, k, experts, &bounds, &[cap, cap], policy).unwrap();
+            let kept =
+                keep_with_capacities(&ids, &weights, k, experts, &bounds, &[cap, cap], policy).unwrap();
             for i in (0..ids.len()).filter(|&i| ids[i] >= 0) {
                 let before = (0..ids.len()).filter(|&j| {
                     let same = ids[j] == ids[i] && (j / k < bounds[1]) == (i / k < bounds[1]);

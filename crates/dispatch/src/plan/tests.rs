@@ -38,12 +38,10 @@ fn rows_by_expert_scope_token_with_padding() {
     assert_eq!(order.tokens_n(), [0, 2, 1, 3, 0, 2, 3]);
     let places: Vec<u32> = (10..17).collect();
     let sums = order.token_sums(&places);
-    assert_eq!((0..4).map(|t| sums.list(t).to_vec()).collect::<Vec<_>>(), [
-        vec![10, 14],
-        vec![12],
-        vec![11, 15],
-        vec![13, 16]
-    ]);
+    assert_eq!(
+        (0..4).map(|t| sums.list(t).to_vec()).collect::<Vec<_>>(),
+        [vec![10, 14], vec![12], vec![11, 15], vec![13, 16]]
+    );
     assert_eq!(order.slot_sums(&places).list(2), [0u32; 0]);
 
     let padding = Padding { boundaries: vec![0, 2, 4], rows_se: vec![2, 1, 1, 1, 2, 3] };
