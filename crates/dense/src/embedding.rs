@@ -36,13 +36,7 @@ pub struct Embedding {
 
 impl Embedding {
     /// Declares the table [`vocabulary`, `width`].
-    pub fn new(
-        specs: &mut ParamSpecs,
-        name: &str,
-        vocabulary: usize,
-        width: usize,
-        init: Init,
-    ) -> Embedding {
+    pub fn new(specs: &mut ParamSpecs, name: &str, vocabulary: usize, width: usize, init: Init) -> Embedding {
         Embedding { table: declare_table(specs, name, (vocabulary, width), init) }
     }
 

@@ -14,24 +14,47 @@
 //! Every tensor of token rows is batch-major. The loss is divided once ([`loss`]), every reduction is a plain
 //! sum ([`reduce`]).
 
+pub mod attention;
+pub mod block;
 pub mod cx;
+pub mod embedding;
 pub mod error;
 pub mod feed_forward;
+pub mod linear;
+pub mod loss;
+pub mod mlp;
+pub mod norm;
+pub mod optim;
 pub mod param;
 pub mod phases;
 pub mod place;
+pub mod qk_norm;
 pub mod recompute;
+pub mod reduce;
 pub mod schedule;
 pub mod tape;
 pub mod tokens;
 
+#[cfg(test)]
+mod tests;
+
+pub use attention::{Attention, AttentionConfig};
+pub use block::{Block, BlockSaved, SlotSaved};
 pub use cx::{Cx, Trainable, Weight};
+pub use embedding::Embedding;
 pub use error::Error;
 pub use feed_forward::FeedForward;
+pub use linear::Linear;
+pub use loss::{Head, LossSum};
+pub use mlp::Mlp;
+pub use norm::Norm;
+pub use optim::{Optimizer, OptimizerConfig};
 pub use param::{Family, Grads, Init, ParamId, ParamSpec, ParamSpecs, Params, Slicing};
 pub use phases::{Phase, Phases};
 pub use place::Place;
+pub use qk_norm::QkNorm;
 pub use recompute::RecomputePolicy;
+pub use reduce::{ReduceOptions, gradient_norm, reduce_gradients};
 pub use schedule::LrSchedule;
 pub use tape::Tape;
 pub use tokens::{BatchScale, TokenBatch, TokenInfo};

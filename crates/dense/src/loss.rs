@@ -221,11 +221,7 @@ impl Head {
 ///
 /// # Errors
 /// [`Error::Comm`].
-pub fn global_valid_targets(
-    mesh: &Mesh,
-    device: &Device,
-    own: u64,
-) -> Result<u64, Error> {
+pub fn global_valid_targets(mesh: &Mesh, device: &Device, own: u64) -> Result<u64, Error> {
     let group = mesh.group(Family::DpCp);
     let all = group.all_reduce_f64(Purpose::Metrics, device, &[own as f64], Reduce::Sum)?;
     Ok(all[0] as u64)

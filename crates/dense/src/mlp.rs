@@ -65,11 +65,7 @@ impl<T: Trainable> FeedForward<T> for Mlp {
     type Kept = ();
     type Report = ();
 
-    fn forward(
-        &self,
-        x_td: &Tensor<T>,
-        cx: &mut Cx<T>,
-    ) -> Result<(Tensor<T>, MlpSaved<T>, ()), Error> {
+    fn forward(&self, x_td: &Tensor<T>, cx: &mut Cx<T>) -> Result<(Tensor<T>, MlpSaved<T>, ()), Error> {
         let _phase = cx.phase(self.phase);
         let x_td = cx.gather_tokens(x_td)?;
         let gate_up_t2f = self.gate_up.forward(&x_td, cx);
@@ -81,12 +77,7 @@ impl<T: Trainable> FeedForward<T> for Mlp {
 
     fn keep(&self, _saved: &MlpSaved<T>) {}
 
-    fn forward_again(
-        &self,
-        x_td: &Tensor<T>,
-        _kept: &(),
-        cx: &mut Cx<T>,
-    ) -> Result<MlpSaved<T>, Error> {
+    fn forward_again(&self, x_td: &Tensor<T>, _kept: &(), cx: &mut Cx<T>) -> Result<MlpSaved<T>, Error> {
         let _phase = cx.phase(self.phase);
         let x_td = cx.gather_tokens(x_td)?;
         let gate_up_t2f = self.gate_up.forward(&x_td, cx);

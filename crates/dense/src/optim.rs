@@ -86,12 +86,12 @@ impl<T: Float> Optimizer<T> {
     /// Zero moments, and master weights where they are needed.
     pub fn new(config: OptimizerConfig, params: &Params<T>) -> Optimizer<T> {
         let zeros = || -> Vec<Tensor<T::Acc>> {
-            let zero = |id| {
-                Tensor::zeros(params.device(), params.value(id).shape(), Category::OptimizerState)
-            };
+            let zero =
+                |id| Tensor::zeros(params.device(), params.value(id).shape(), Category::OptimizerState);
             params.ids().map(zero).collect()
         };
-        let master = |id| elementwise::cast::<T, T::Acc>(params.value(id)).with_category(Category::OptimizerState);
+        let master =
+            |id| elementwise::cast::<T, T::Acc>(params.value(id)).with_category(Category::OptimizerState);
         let masters = if own_master::<T>() { Vec::new() } else { params.ids().map(master).collect() };
         Optimizer { config, m: zeros(), v: zeros(), masters, steps: 0 }
     }

@@ -52,7 +52,8 @@ pub fn reduce_gradients<T: Trainable>(
         if group.is_single() {
             continue;
         }
-        let ids: Vec<ParamId> = params.ids().filter(|id| params.spec(*id).reduce_family() == family).collect();
+        let ids: Vec<ParamId> =
+            params.ids().filter(|id| params.spec(*id).reduce_family() == family).collect();
         for bucket in buckets(&ids, params, options.bucket_bytes) {
             reduce_bucket(&bucket, params.device(), grads, group)?;
         }

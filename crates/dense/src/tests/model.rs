@@ -10,9 +10,9 @@ use plica_folding::layout::{Layout, LayoutSpec};
 use plica_folding::owner::even_range;
 use plica_kernels::ledger::Snapshot;
 use plica_kernels::ops::rope::{RopeTable, rope_frequencies};
-use plica_kernels::{Device, Element, Float, Tensor};
+use plica_kernels::{Device, Float, Tensor};
 
-use crate::reduce::{ReduceOptions, gradient_norm, reduce_gradients};
+use crate::param::Piece;
 use crate::*;
 
 /// Sizes and choices of the test model.
@@ -63,23 +63,24 @@ impl<T: Trainable> Model<T> {
     pub fn new(c: &ModelConfig, place: &Place, device: &Device) -> Result<(Model<T>, ParamSpecs), Error> {
         let mut specs = ParamSpecs::new();
         let init = Init::Normal { std: 0.4 };
+        let config = AttentionConfig {
+            width: c.width,
+            heads: c.heads,
+            kv_heads: c.kv_heads,
+            head_dim: c.head_dim,
+            qk_norm: c.qk_norm,
+            norm_eps: NORM_EPS,
+            window: c.window,
+            init,
+            output_init: init,
+        };
+        config.check("layers.0.attention", place)?;
         let frequencies = rope_frequencies(c.head_dim, THETA, None);
         let rope = Arc::new(RopeTable::new(device, &frequencies, 0..MAX_POSITIONS));
         let embedding = Embedding::new(&mut specs, "embedding", c.vocabulary, c.width, init);
         let mut blocks = Vec::new();
         for layer in 0..c.layers {
             let name = |part: &str| format!("layers.{layer}.{part}");
-            let config = AttentionConfig {
-                width: c.width,
-                heads: c.heads,
-                kv_heads: c.kv_heads,
-                head_dim: c.head_dim,
-                qk_norm: c.qk_norm,
-                norm_eps: NORM_EPS,
-                window: c.window,
-                init,
-                output_init: init,
-            };
             blocks.push(Block {
                 attention_norm: Norm::new(&mut specs, &name("attention_norm"), c.width, NORM_EPS),
                 attention: Attention::new(&mut specs, &name("attention"), config, rope.clone(), place)?,
@@ -224,8 +225,6 @@ pub struct RankOutcome {
     pub reduce_bytes: u64,
 }
 
-use crate::param::Piece;
-
 /// What a run comes to.
 #[derive(Debug)]
 pub struct Outcome {
@@ -254,7 +253,10 @@ fn complete(parts: impl Iterator<Item = (String, Piece, Vec<f64>)>) -> Named {
     all
 }
 
-fn pieces_of<T: Float, A: Float>(params: &Params<T>, local: impl Fn(ParamId) -> Tensor<A>) -> Vec<(String, Piece, Vec<f64>)> {
+fn pieces_of<T: Float, A: Float>(
+    params: &Params<T>,
+    local: impl Fn(ParamId) -> Tensor<A>,
+) -> Vec<(String, Piece, Vec<f64>)> {
     let mut all = Vec::new();
     for id in params.ids() {
         let local = local(id);
@@ -304,8 +306,13 @@ impl<T: Trainable> Rank<T> {
         Ok(Rank { mesh, place, model, params, grads, phases: Phases::new() })
     }
 
-    /// Forward and backward of one micro-batch.
-    pub fn micro_step(&mut self, batch: &TokenBatch, recompute: RecomputePolicy) -> Result<LossSum, Error> {
+    /// Calls `f` with the surroundings of a micro-batch.
+    pub fn with_cx<R>(
+        &mut self,
+        batch: &TokenBatch,
+        recompute: RecomputePolicy,
+        f: impl FnOnce(&Model<T>, &mut Cx<T>) -> Result<R, Error>,
+    ) -> Result<R, Error> {
         let device = self.params.device().clone();
         let tokens = TokenInfo::new(&device, batch, &self.place)?;
         let mut cx = Cx {
@@ -319,11 +326,12 @@ impl<T: Trainable> Rank<T> {
             step: 0,
             recompute,
         };
-        let loss = self.model.micro_step(&mut cx)?;
-        if batch.global_valid_targets == 0 {
-            return Ok(loss);
-        }
-        loss.reduced(&cx)
+        f(&self.model, &mut cx)
+    }
+
+    /// Forward and backward of one micro-batch.
+    pub fn micro_step(&mut self, batch: &TokenBatch, recompute: RecomputePolicy) -> Result<LossSum, Error> {
+        self.with_cx(batch, recompute, |model, cx| model.micro_step(cx)?.reduced(cx))
     }
 }
 
@@ -354,9 +362,12 @@ fn rank_run<T: Trainable>(
         let own = even_range(all.len(), rank.place.size(Axis::Dp), rank.place.coordinate(Axis::Dp));
         let mut loss = LossSum::default();
         context.recorder.reset_traffic();
-        for start in own.clone().step_by(run.micro_batch) {
-            let micro = start..(start + run.micro_batch).min(own.end);
-            loss.add(rank.micro_step(&batch_of(all, micro), run.recompute)?);
+        // All ranks take as many micro-batches as the fullest, some perhaps without tokens.
+        let most = all.len().div_ceil(rank.place.size(Axis::Dp));
+        for micro in 0..most.div_ceil(run.micro_batch) {
+            let start = (own.start + micro * run.micro_batch).min(own.end);
+            let end = (start + run.micro_batch).min(own.end);
+            loss.add(rank.micro_step(&batch_of(all, start..end), run.recompute)?);
         }
         outcome.tensor_parallel_bytes = context.recorder.by_purpose(Purpose::TensorParallel).sent_bytes;
         reduce_gradients(&rank.params, &mut rank.grads, &rank.mesh, &rank.phases, run.reduce)?;
@@ -389,9 +400,4 @@ pub fn worst(a: &Named, b: &Named) -> (f64, String) {
         }
     }
     worst
-}
-
-/// Name of the element type.
-pub fn type_name<T: Float>() -> String {
-    <T as Element>::DTYPE.to_string()
 }

@@ -67,7 +67,8 @@ fn attention(c: &ModelConfig, p: &Named, name: &str, x: &Rows, batch: &TokenBatc
                 let first = document[0].max((t + 1).saturating_sub(c.window.unwrap_or(usize::MAX)));
                 let scores: Vec<f64> = (first..=t)
                     .map(|s| {
-                        let dot: f64 = part(&q[t], head).iter().zip(part(&k[s], kv)).map(|(a, b)| a * b).sum();
+                        let dot: f64 =
+                            part(&q[t], head).iter().zip(part(&k[s], kv)).map(|(a, b)| a * b).sum();
                         (dot / (c.head_dim as f64).sqrt()).exp()
                     })
                     .collect();
