@@ -39,12 +39,14 @@ pub enum CommError {
         text: String,
     },
     /// Another rank ended the run.
-    #[error("aborted, because rank {rank} failed first: {cause}")]
+    #[error("aborted, because rank {rank} failed first: {cause}{}", meanwhile(waiting.as_deref()))]
     Aborted {
         /// World rank of the first cause.
         rank: usize,
         /// Its cause.
         cause: String,
+        /// What the own rank waited for, if it did.
+        waiting: Option<Box<Waiting>>,
     },
     /// A failure that the options asked for.
     #[error("injected failure: rank {rank}, operation {operation_index} ({operation}, group {group})")]
@@ -64,6 +66,10 @@ pub enum CommError {
         /// Group.
         group: String,
     },
+}
+
+fn meanwhile(waiting: Option<&Waiting>) -> String {
+    waiting.map(|w| format!(" (meanwhile {w})")).unwrap_or_default()
 }
 
 /// A rank that waits, with everything that finds the culprit.

@@ -263,7 +263,17 @@ impl Group {
         x: &Tensor<T>,
         root: usize,
     ) -> Result<Tensor<T>, CommError> {
-        self.pend(Operation::Broadcast { root }, purpose, x)?.finish()
+        self.broadcast_start(purpose, x, root)?.finish()
+    }
+
+    /// As [`Group::broadcast`].
+    pub fn broadcast_start<T: Message>(
+        &self,
+        purpose: Purpose,
+        x: &Tensor<T>,
+        root: usize,
+    ) -> Result<Pending<T>, CommError> {
+        self.pend(Operation::Broadcast { root }, purpose, x)
     }
 
     /// Sends a tensor to rank `to` and waits until it has been received.

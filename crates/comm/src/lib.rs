@@ -3,6 +3,7 @@
 //! by the [`Recorder`], which counts, delays, fails and names every operation. [`launch::run_ranks`] starts
 //! ranks, a [`Mesh`] turns a layout into groups, [`suite`] is what every backend must pass.
 
+pub mod bench;
 pub mod communicator;
 pub mod cost;
 pub mod error;
@@ -15,6 +16,7 @@ mod movement;
 pub mod payload;
 pub mod pending;
 pub mod record;
+pub mod suite;
 
 pub use communicator::{Communicator, Operation, Purpose, Reduce, Request, Started};
 pub use error::CommError;

@@ -120,3 +120,65 @@ impl Mesh {
         world => World;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::communicator::{Purpose, Reduce};
+    use crate::launch::{BoxError, LaunchOptions, run_ranks};
+    use plica_folding::LayoutSpec;
+    use plica_kernels::{Category, Tensor};
+
+    /// Powers of two by rank: the sum over a group names its members.
+    #[test]
+    fn every_family_sums_over_its_own_members() {
+        let specs = [
+            LayoutSpec { world: 8, tp: 2, ep: 4, etp: Some(1), ..LayoutSpec::default() },
+            LayoutSpec { world: 8, tp: 2, cp: 2, ep: 2, etp: Some(2), ..LayoutSpec::default() },
+            LayoutSpec {
+                world: 8,
+                tp: 1,
+                pp: 4,
+                ep: 2,
+                order: "cp-tp-ep-dp-pp".into(),
+                ..LayoutSpec::default()
+            },
+        ];
+        for spec in specs {
+            let layout = Layout::new(&spec).expect("a valid layout");
+            run_ranks(spec.world, LaunchOptions::default(), |ctx| -> Result<(), BoxError> {
+                let mesh = Mesh::new(&ctx.world, layout.clone())?;
+                assert_eq!(ctx.recorder.operations(), 0, "a mesh sends nothing");
+                for family in Family::ALL {
+                    let members = layout.group_of(family, ctx.rank);
+                    let Some(group) = mesh.find(family) else {
+                        assert!(members.is_empty() && family == Family::Embedding);
+                        continue;
+                    };
+                    assert_eq!((group.global_ranks(), members[group.rank()]), (&members[..], ctx.rank));
+                    let x = Tensor::from_slice(&ctx.device, [1], &[1i64 << ctx.rank], Category::Gradient);
+                    let sum = group.all_reduce(Purpose::ReduceGradients, &x, Reduce::Sum)?.item();
+                    assert_eq!(sum, members.iter().map(|m| 1i64 << m).sum::<i64>(), "{family:?}");
+                }
+                Ok(())
+            })
+            .unwrap_or_else(|error| panic!("{spec:?}: {error}"));
+        }
+    }
+
+    #[test]
+    fn a_layout_of_another_size_is_refused() {
+        let layout = Layout::new(&LayoutSpec { world: 4, ..LayoutSpec::default() }).expect("valid");
+        let error =
+            run_ranks(2, LaunchOptions::default(), |ctx| Mesh::new(&ctx.world, layout.clone()).map(drop))
+                .expect_err("refused");
+        assert!(error.to_string().contains("for 4 ranks, 2 are running"), "{error}");
+    }
+
+    #[test]
+    fn one_rank_needs_no_threads() {
+        let mesh = Mesh::single(&Device::cpu(1));
+        assert!(Family::ALL.iter().all(|&f| mesh.group(f).is_single()));
+        assert_eq!((mesh.rank(), mesh.layout().world()), (0, 1));
+    }
+}

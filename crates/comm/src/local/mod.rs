@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use crate::communicator::{Communicator, Operation, Purpose, Request, Started};
-use crate::error::{CommError, Mismatch};
+use crate::error::{CommError, Mismatch, Waiting};
 use crate::matching::check_request;
 use crate::record::Recorder;
 use operating::{LocalStarted, Operating};
@@ -141,11 +141,9 @@ impl World {
         self.ranks.iter().for_each(|r| r.signal.raise());
     }
 
-    fn aborted(&self) -> Result<(), CommError> {
-        match self.abort.get() {
-            Some(Abort { rank, cause }) => Err(CommError::Aborted { rank: *rank, cause: cause.clone() }),
-            None => Ok(()),
-        }
+    fn aborted(&self, waiting: impl FnOnce() -> Option<Box<Waiting>>) -> Result<(), CommError> {
+        let Some(Abort { rank, cause }) = self.abort.get() else { return Ok(()) };
+        Err(CommError::Aborted { rank: *rank, cause: cause.clone(), waiting: waiting() })
     }
 }
 
@@ -219,8 +217,8 @@ impl Communicator for LocalCommunicator {
         true
     }
 
-    fn start(&self, request: Request) -> Result<Box<dyn Started>, CommError> {
-        self.world.aborted()?;
+    fn start(&self, mut request: Request) -> Result<Box<dyn Started>, CommError> {
+        self.world.aborted(|| None)?;
         let fault = check_request(&request, self.member, self.hub.members.len()).err();
         let refused = fault.clone().map(|text| self.refuse(&request.operation, text));
         if let (Some(error), Operation::Send { .. } | Operation::Receive { .. }) =
@@ -231,6 +229,9 @@ impl Communicator for LocalCommunicator {
         let (key, parties, party) = self.hub.place(self.member, &request.operation);
         let slot = lock(&self.hub.slots).entry(key).or_insert_with(|| Arc::new(Slot::new(parties))).clone();
         let operating = Arc::new(Operating::new(self, key, slot.clone(), party, &request));
+        if fault.is_some() {
+            request.payload = None; // nobody will read it
+        }
         let name_pair = |pair: [(usize, &Request); 2], rule| Mismatch {
             group: self.hub.name.clone(),
             sequence: key.sequence(),

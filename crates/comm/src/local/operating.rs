@@ -1,5 +1,6 @@
 //! One rank's part in a rendezvous, from its arrival until its output is taken or given up.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -166,7 +167,7 @@ impl Operating {
                     return Ok(waited);
                 }
             }
-            self.world.aborted()?;
+            self.world.aborted(|| Some(Box::new(self.waiting())))?;
             self.advance_others();
             if signal.events() != seen {
                 continue;
@@ -187,13 +188,13 @@ impl Operating {
             return Ok(());
         }
         // A rank arrives before it ends: look at who has ended first, then at who has arrived.
-        let ended: Vec<bool> =
-            self.world.ranks.iter().map(|r| r.ended.load(std::sync::atomic::Ordering::SeqCst)).collect();
-        if !self.hub.members.iter().any(|&m| ended[m]) {
+        let gone = |&m: &usize| self.world.ranks[m].ended.load(Ordering::SeqCst);
+        let ended: Vec<usize> = self.hub.members.iter().copied().filter(gone).collect();
+        if ended.is_empty() {
             return Ok(());
         }
         let waiting = self.waiting();
-        match waiting.missing.iter().find(|&&m| ended[m]) {
+        match waiting.missing.iter().find(|&m| ended.contains(m)) {
             Some(&ended) => Err(CommError::Ended { ended, waiting: Box::new(waiting) }),
             None => Ok(()),
         }

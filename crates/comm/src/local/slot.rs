@@ -93,6 +93,10 @@ impl Slot {
             let name = |i: usize| (self.parties[i], &all[i].request);
             Box::new(name_pair([name(a), name(b)], rule))
         });
+        if verdict.is_err() {
+            // Nobody will read an input: their owners get them back at once.
+            entries.iter_mut().flatten().for_each(|entry| entry.request.payload = None);
+        }
         self.verdict.set(verdict).expect("one last arrival");
         self.stage.store(Stage::Arrived as u8, Ordering::SeqCst);
         true

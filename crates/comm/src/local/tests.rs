@@ -1,20 +1,94 @@
-//! Everything that the in-process backend does, through the typed handle.
+//! What only the in-process backend can be asked: that nothing is left in its rendezvous, and many more ranks
+//! than cores.
 
-use plica_kernels::{Category, Tensor};
+use std::sync::Arc;
+use std::time::Duration;
 
-use crate::{CommError, LaunchOptions, Purpose, Reduce, run_ranks};
+use plica_kernels::{Category, Device, Tensor};
+
+use super::{LocalOptions, World};
+use crate::record::{RecordOptions, Recorder};
+use crate::{CommError, Group, LaunchOptions, Purpose, Reduce, run_ranks};
+
+fn world(ranks: usize) -> (Arc<World>, Vec<Group>) {
+    let recorders: Vec<_> = (0..ranks).map(|r| Recorder::new(r, RecordOptions::default())).collect();
+    let options = LocalOptions { deadline: Duration::from_secs(60), spin: Duration::ZERO };
+    let world = World::new(recorders.clone(), options);
+    let group = |(r, recorder)| Group::new(world.communicator(r), recorder, Device::cpu(1));
+    let groups = recorders.into_iter().enumerate().map(group).collect();
+    (world, groups)
+}
+
+fn open_slots(world: &World) -> usize {
+    super::lock(&world.hubs).values().map(|hub| super::lock(&hub.slots).len()).sum()
+}
 
 #[test]
-fn ranks_sum_gather_and_exchange() {
-    let sums = run_ranks(4, LaunchOptions::default(), |ctx| -> Result<Vec<f32>, CommError> {
-        let x = Tensor::from_slice(&ctx.device, [4, 1], &[(1 << ctx.rank) as f32; 4], Category::Activation);
-        let sum = ctx.world.all_reduce(Purpose::Metrics, &x, Reduce::Sum)?;
-        let part = ctx.world.reduce_scatter(Purpose::Metrics, &x)?;
-        let all = ctx.world.all_gather(Purpose::Metrics, &part)?;
-        let turned = ctx.world.all_to_all(Purpose::Dispatch, &all, &[1; 4], &[1; 4])?;
-        assert_eq!(sum.to_vec(), turned.to_vec());
-        assert!(x.is_unique(), "nobody reads the input any more");
-        Ok(sum.to_vec())
+fn nothing_is_left_also_of_what_was_dropped() {
+    let (world, groups) = world(3);
+    std::thread::scope(|scope| {
+        for group in &groups {
+            scope.spawn(move || -> Result<(), CommError> {
+                let x = Tensor::<f32>::zeros(group.device(), [60_000], Category::Activation);
+                for round in 0..12 {
+                    let pending = group.all_reduce_start(Purpose::Metrics, &x, Reduce::Sum)?;
+                    if round % 4 != group.rank() {
+                        drop(pending.finish()?);
+                    }
+                }
+                let wrong = group.all_gather_rows(Purpose::Metrics, &x, &[group.rank(), 1, 2]);
+                assert!(wrong.is_err(), "rows that are not the tensor's");
+                if group.rank() == 0 {
+                    drop(group.send_start(Purpose::Pipeline, &x, 1, 3)?);
+                } else if group.rank() == 1 {
+                    let shape = [60_000];
+                    drop(group.receive_start::<f32>(Purpose::Pipeline, group.device(), 0, 3, shape)?);
+                }
+                group.barrier(Purpose::Control)?;
+                assert!(x.is_unique(), "the input is still held");
+                Ok(())
+            });
+        }
     });
-    assert_eq!(sums.expect("no rank fails"), vec![vec![15.0; 4]; 4]);
+    assert_eq!(open_slots(&world), 0);
+    assert!(world.ranks.iter().all(|r| super::lock(&r.active).is_empty()));
+    for group in &groups {
+        assert_eq!(group.device().ledger().now().total_bytes(), 0);
+    }
+    drop(groups);
+    assert_eq!(Arc::strong_count(&world), 1, "started operations hold the world only while they last");
+}
+
+#[test]
+fn sixty_four_ranks_on_few_cores() {
+    let sums = run_ranks(64, LaunchOptions::default(), |ctx| -> Result<i64, CommError> {
+        let rows = ctx.world.split(ctx.rank as u32 / 8, 0, "row")?;
+        let columns = ctx.world.split(ctx.rank as u32 % 8, 0, "column")?;
+        let mut x = Tensor::from_slice(&ctx.device, [1], &[1i64], Category::Activation);
+        for _ in 0..5 {
+            x = rows.all_reduce(Purpose::Metrics, &x, Reduce::Sum)?;
+            x = columns.all_reduce(Purpose::Metrics, &x, Reduce::Max)?;
+            x = ctx.world.all_reduce(Purpose::Metrics, &x, Reduce::Min)?;
+        }
+        Ok(x.item())
+    });
+    assert_eq!(sums.expect("no rank fails"), vec![8i64.pow(5); 64]);
+}
+
+#[test]
+fn two_phases_give_the_bits_of_one() {
+    // 6 ranks, around the threshold: the elements of the smaller tensor are a prefix of the larger one.
+    let n = super::TWO_PHASE_BYTES as usize / 4;
+    let value = |rank: usize, i: usize| 1.0 / (1.0 + (i * 7 + rank * 13) as f32 % 97.0);
+    run_ranks(6, LaunchOptions::default(), |ctx| -> Result<(), CommError> {
+        let whole: Vec<f32> = (0..n + 5).map(|i| value(ctx.rank, i)).collect();
+        let sum = |len: usize| {
+            let x = Tensor::from_slice(&ctx.device, [len], &whole[..len], Category::Activation);
+            ctx.world.all_reduce(Purpose::Metrics, &x, Reduce::Sum).map(|y| y.to_vec())
+        };
+        let (one, two) = (sum(n - 1)?, sum(n + 5)?);
+        assert!(one.iter().zip(&two).all(|(a, b)| a.to_bits() == b.to_bits()));
+        Ok(())
+    })
+    .expect("no rank fails");
 }

@@ -6,6 +6,8 @@
 mod flight;
 mod options;
 mod recorded;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

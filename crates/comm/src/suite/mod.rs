@@ -1,0 +1,88 @@
+//! What every backend must do, as named cases over a launcher: the in-process ranks run them in the tests of
+//! this crate, other backends in theirs. A case starts its ranks, and each rank compares what it got with an
+//! oracle that computes it from the inputs of all ranks, which are formulas.
+
+mod books;
+mod collectives;
+mod faults;
+mod order;
+mod plan;
+mod published;
+mod random;
+#[cfg(test)]
+mod tests;
+
+use plica_kernels::Tensor;
+
+use crate::launch::{BoxError, LaunchError, LaunchOptions, RankContext, run_ranks};
+use crate::payload::Message;
+
+pub use random::random_sequence;
+
+/// The program of one rank.
+pub type Program<'a> = &'a (dyn Fn(RankContext) -> Result<(), BoxError> + Sync);
+
+/// How a backend starts ranks.
+pub trait Launcher {
+    /// Runs `program` on that many ranks; see [`run_ranks`].
+    ///
+    /// # Errors
+    /// As there.
+    fn run(&self, world: usize, options: LaunchOptions, program: Program<'_>) -> Result<(), LaunchError>;
+}
+
+/// Ranks as threads of this process.
+#[derive(Clone, Copy, Debug)]
+pub struct Threads;
+
+impl Launcher for Threads {
+    fn run(&self, world: usize, options: LaunchOptions, program: Program<'_>) -> Result<(), LaunchError> {
+        run_ranks(world, options, program).map(|_| ())
+    }
+}
+
+/// A conformance test.
+#[derive(Clone, Copy)]
+pub struct Case {
+    /// Name in the output of a test run.
+    pub name: &'static str,
+    /// Runs it.
+    pub run: fn(&dyn Launcher) -> Result<(), BoxError>,
+}
+
+/// Every case.
+pub fn cases() -> Vec<Case> {
+    [collectives::CASES, order::CASES, published::CASES, books::CASES, random::CASES, faults::CASES].concat()
+}
+
+/// Most ranks that a case starts.
+pub const MAX_WORLD: usize = 5;
+
+/// An error with this text unless the condition holds.
+fn ensure(holds: bool, text: impl FnOnce() -> String) -> Result<(), BoxError> {
+    if holds { Ok(()) } else { Err(text().into()) }
+}
+
+/// Errors unless a tensor has exactly these bits.
+fn same_bits<T: Message>(what: &str, got: &Tensor<T>, expected: &[T]) -> Result<(), BoxError> {
+    let got = got.to_vec();
+    let equal = bytemuck::cast_slice::<T, u8>(&got) == bytemuck::cast_slice::<T, u8>(expected);
+    ensure(equal, || format!("{what}: got {got:?}, expected {expected:?}"))
+}
+
+/// Runs a program on ranks and checks that every rank's ledger is back at its start when all are through.
+fn on_ranks(
+    launcher: &dyn Launcher,
+    world: usize,
+    options: LaunchOptions,
+    program: impl Fn(&RankContext) -> Result<(), BoxError> + Sync,
+) -> Result<(), BoxError> {
+    launcher.run(world, options, &|ctx| {
+        let before = ctx.device.ledger().now();
+        program(&ctx)?;
+        ctx.world.barrier(crate::Purpose::Control)?;
+        let after = ctx.device.ledger().now();
+        ensure(before == after, || format!("live bytes before {before:?}, after {after:?}"))
+    })?;
+    Ok(())
+}
