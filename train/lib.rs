@@ -1,6 +1,16 @@
-//! plica: pretraining binary and library.
+//! plica: a mixture-of-experts, expert-parallel training engine. This crate is its top floor: the command line,
+//! configuration, data, model assembly, checkpoints, the trainer, `plica verify`, and reports. The arithmetic is
+//! in the crates below: `plica-moe`, `plica-dense`, `plica-dispatch`, `plica-comm`, `plica-kernels`,
+//! `plica-folding`. ARCHITECTURE.md has the map.
 
+pub mod batch;
+pub mod checkpoint;
+pub mod cli;
 pub mod config;
 pub mod data;
 pub mod metrics;
+pub mod model;
 pub mod report;
+pub mod step;
+pub mod trainer;
+pub mod verify;

@@ -2,7 +2,9 @@
 //! matrices), optimizer state, step and data position; written whole or not at all. `store` says which folders
 //! are complete, `write` and `read` move the tensors.
 
+pub mod read;
 pub mod store;
+pub mod write;
 
 use std::path::{Path, PathBuf};
 

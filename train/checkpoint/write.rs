@@ -1,0 +1,211 @@
+//! Writing a checkpoint file: rank 0 lays every layout-free tensor together from the ranks that hold its first
+//! replica, one tensor at a time, straight into the file; the other ranks send their pieces in the same order.
+//! Nobody ever holds more than one complete tensor. Leaves out compression and asynchronous writing.
+
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use plica_comm::{Group, Message, Purpose};
+use plica_dense::param::piece::pieces;
+use plica_dense::param::{ParamSpec, Piece};
+use plica_dense::place::Place;
+use plica_folding::layout::Layout;
+use plica_kernels::{Category, Device, Element, Tensor};
+use safetensors::tensor::{Dtype, View, serialize_to_file};
+
+use super::CheckpointError;
+
+/// One local tensor that is cut as a parameter is: the weight itself, or a moment or master copy of it.
+#[derive(Debug)]
+pub struct Entry<'a, E: Element> {
+    /// The parameter.
+    pub spec: &'a ParamSpec,
+    /// What the file's names end in: "" for the weight, ".m", ".v", ".master".
+    pub suffix: &'static str,
+    /// This rank's part.
+    pub local: &'a Tensor<E>,
+}
+
+/// One tensor of the file and who brings its parts.
+struct Assembly<'a, E: Element> {
+    name: String,
+    shape: Vec<usize>,
+    local: &'a Tensor<E>,
+    /// Rank in the world and its piece, ascending.
+    parts: Vec<(usize, Piece)>,
+}
+
+/// The element type's name in the file format.
+pub fn file_dtype<E: Element>() -> Dtype {
+    match E::DTYPE {
+        plica_kernels::DType::F32 => Dtype::F32,
+        plica_kernels::DType::F64 => Dtype::F64,
+        plica_kernels::DType::Bf16 => Dtype::BF16,
+        plica_kernels::DType::I32 => Dtype::I32,
+        plica_kernels::DType::I64 => Dtype::I64,
+        plica_kernels::DType::U8 => Dtype::U8,
+    }
+}
+
+/// The tensors of the file in the order in which it stores them, each with the pieces of all ranks.
+fn plan<'a, E: Element>(
+    entries: &[Entry<'a, E>],
+    layout: &Layout,
+) -> Result<Vec<Assembly<'a, E>>, plica_dense::Error> {
+    let one = Place::new(&Layout::one(), 0);
+    let places: Vec<Place> = (0..layout.world()).map(|rank| Place::new(layout, rank)).collect();
+    let mut all = Vec::new();
+    for entry in entries {
+        let mut parts: HashMap<String, Vec<(usize, Piece)>> = HashMap::new();
+        for (rank, place) in places.iter().enumerate().filter(|(_, p)| entry.spec.is_first_replica(p)) {
+            for piece in pieces(entry.spec, place)? {
+                parts.entry(piece.name.clone()).or_default().push((rank, piece));
+            }
+        }
+        for complete in pieces(entry.spec, &one)? {
+            let parts = parts.remove(&complete.name).unwrap_or_default();
+            let name = format!("{}{}", complete.name, entry.suffix);
+            all.push(Assembly { name, shape: complete.shape, local: entry.local, parts });
+        }
+    }
+    all.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(all)
+}
+
+/// A tensor of the file on rank 0, laid together when the file asks for its bytes.
+struct Lazy<'a, E: Element + Message> {
+    assembly: Assembly<'a, E>,
+    world: &'a Group,
+    device: &'a Device,
+    failed: &'a RefCell<Option<CheckpointError>>,
+}
+
+impl<E: Element + Message> Lazy<'_, E> {
+    fn complete(&self) -> Result<Vec<E>, CheckpointError> {
+        let mut values = vec![E::default(); self.assembly.shape.iter().product()];
+        for (rank, piece) in &self.assembly.parts {
+            let part = if *rank == 0 {
+                piece.copy_out(self.assembly.local)
+            } else {
+                self.world.receive::<E>(Purpose::Control, self.device, *rank, [piece.len()])?.to_vec()
+            };
+            piece.place(&mut values, &part);
+        }
+        Ok(values)
+    }
+}
+
+impl<E: Element + Message> View for Lazy<'_, E> {
+    fn dtype(&self) -> Dtype {
+        file_dtype::<E>()
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.assembly.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        let mut failed = self.failed.borrow_mut();
+        let values = match &*failed {
+            None => self.complete(),
+            Some(_) => Ok(vec![E::default(); self.assembly.shape.iter().product()]),
+        };
+        match values {
+            Ok(values) => Cow::Owned(bytemuck::cast_slice(&values).to_vec()),
+            Err(error) => {
+                *failed = Some(error);
+                Cow::Owned(vec![0; self.data_len()])
+            }
+        }
+    }
+
+    fn data_len(&self) -> usize {
+        self.assembly.shape.iter().product::<usize>() * E::DTYPE.size_bytes()
+    }
+}
+
+/// Writes one file of tensors; every rank calls it with its own parts, rank 0 with the path.
+///
+/// # Errors
+/// On rank 0 when the file cannot be written (path and bytes are named); on every rank when another one is gone.
+pub fn write_tensors<E: Element + Message>(
+    path: &Path,
+    entries: &[Entry<'_, E>],
+    layout: &Layout,
+    world: &Group,
+    device: &Device,
+) -> Result<(), CheckpointError> {
+    let assemblies = plan(entries, layout).map_err(|e| CheckpointError::Malformed {
+        path: path.to_path_buf(),
+        reason: e.to_string(),
+    })?;
+    if world.rank() != 0 {
+        for assembly in &assemblies {
+            for (_, piece) in assembly.parts.iter().filter(|(rank, _)| *rank == world.rank()) {
+                let values = piece.copy_out(assembly.local);
+                let values = Tensor::from_slice(device, [values.len()], &values, Category::CommBuffer);
+                world.send(Purpose::Control, &values, 0)?;
+            }
+        }
+        return Ok(());
+    }
+    let failed = RefCell::new(None);
+    let tensors: Vec<(String, Lazy<'_, E>)> = assemblies
+        .into_iter()
+        .map(|assembly| (assembly.name.clone(), Lazy { assembly, world, device, failed: &failed }))
+        .collect();
+    let bytes: usize = tensors.iter().map(|(_, t)| t.data_len()).sum();
+    let written = serialize_to_file(tensors, None, path);
+    if let Some(error) = failed.into_inner() {
+        return Err(error);
+    }
+    written.map_err(|e| failed(path, bytes, e))
+}
+
+/// A small complete tensor in memory.
+struct Whole {
+    shape: [usize; 1],
+    bytes: Vec<u8>,
+}
+
+impl View for Whole {
+    fn dtype(&self) -> Dtype {
+        Dtype::F64
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Borrowed(&self.bytes)
+    }
+
+    fn data_len(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
+/// Writes vectors that are the same on every rank (rank 0 alone calls it), in f64.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn write_buffers(path: &Path, buffers: &BTreeMap<String, Vec<f64>>) -> Result<(), CheckpointError> {
+    let tensors = buffers.iter().map(|(name, values)| {
+        let bytes: Vec<u8> = bytemuck::cast_slice(values).to_vec();
+        (name.clone(), Whole { shape: [values.len()], bytes })
+    });
+    let bytes: usize = buffers.values().map(|v| v.len() * 8).sum();
+    serialize_to_file(tensors, None, path).map_err(|e| failed(path, bytes, e))
+}
+
+fn failed(path: &Path, bytes: usize, error: safetensors::SafeTensorError) -> CheckpointError {
+    match error {
+        safetensors::SafeTensorError::IoError(source) => {
+            CheckpointError::io(path, &format!("write {bytes} bytes of tensors"), source)
+        }
+        other => CheckpointError::Malformed { path: path.to_path_buf(), reason: other.to_string() },
+    }
+}

@@ -1,0 +1,181 @@
+//! From the configuration to layers: one visible order, names that know no layout. Initial weights are normal
+//! draws with the configured deviation, output projections divided by sqrt(2 · layers) (GPT-2's rule).
+
+use std::sync::Arc;
+
+use plica_comm::Mesh;
+use plica_dense::attention::AttentionConfig;
+use plica_dense::{
+    Attention, Block, Embedding, Error, Head, Init, Mlp, Norm, ParamSpecs, Place, QkNorm, Trainable,
+};
+use plica_dispatch::{AllGather, AllToAll, Capacity, Direct, Dispatcher, ExpertGroups, Factor, Local, Policy};
+use plica_kernels::Device;
+use plica_kernels::ops::rope::{RopeTable, rope_frequencies};
+use plica_moe::balance::BalanceCoefficients;
+use plica_moe::config::{ExpertBias, SharedExperts};
+use plica_moe::score::ScoreFunction;
+use plica_moe::topk::GroupLimit;
+use plica_moe::weighting::{SoftmaxOrder, Weighting};
+use plica_moe::{MoeConfig, MoeLayer, MoeSpec};
+
+use super::Model;
+use super::feed_forward::FeedForwardLayer;
+use crate::config::{self, Balance, CapacityScope, Dispatch, DropPolicy, Force, ModelConfig, Score, ScoreOrder};
+
+/// What a model is built from.
+#[derive(Clone, Copy, Debug)]
+pub struct ModelPlan<'a> {
+    /// The decoder.
+    pub model: &'a ModelConfig,
+    /// Its MoE layers, if there are any.
+    pub moe: Option<&'a config::MoeConfig>,
+}
+
+/// Declares all parameters and builds the layers of a rank.
+///
+/// # Errors
+/// Sizes that do not fit the layout.
+pub fn build<T: Trainable>(
+    plan: &ModelPlan<'_>,
+    mesh: &Mesh,
+    device: &Device,
+    specs: &mut ParamSpecs,
+) -> Result<Model<T>, Error> {
+    let model = plan.model;
+    let place = Place::new(mesh.layout(), mesh.rank());
+    let init = Init::Normal { std: model.init_std };
+    let output_init = Init::Normal { std: model.init_std / (2.0 * model.layers.max(1) as f64).sqrt() };
+    let frequencies = rope_frequencies(model.head_dim, model.rope_theta, None);
+    let rope = Arc::new(RopeTable::<T::Acc>::new(device, &frequencies));
+    let attention = AttentionConfig {
+        width: model.d_model,
+        heads: model.heads,
+        kv_heads: model.kv_heads,
+        head_dim: model.head_dim,
+        qk_norm: match model.qk_norm {
+            config::QkNorm::None => QkNorm::None,
+            config::QkNorm::Head => QkNorm::Head,
+            config::QkNorm::Full => QkNorm::Full,
+        },
+        norm_eps: model.norm_eps,
+        window: None,
+        init,
+        output_init,
+    };
+    let embedding = Embedding::new(specs, "embedding", model.vocab, model.d_model, init);
+    let mut blocks = Vec::with_capacity(model.layers);
+    for (layer, dense) in model.dense.iter().enumerate() {
+        let name = |part: &str| format!("layers.{layer}.{part}");
+        let norm = |specs: &mut ParamSpecs, part| Norm::new(specs, &name(part), model.d_model, model.norm_eps);
+        let attention_norm = norm(specs, "attention_norm");
+        let attention = Attention::new(specs, &name("attention"), attention, rope.clone(), &place)?;
+        let feed_forward_norm = norm(specs, "feed_forward_norm");
+        let feed_forward = match plan.moe.filter(|_| !dense) {
+            None => FeedForwardLayer::Dense(Mlp::new(
+                specs,
+                &name("mlp"),
+                (model.d_model, model.ffn),
+                (init, output_init),
+                &place,
+            )?),
+            Some(moe) => {
+                let name = name("moe");
+                let spec =
+                    MoeSpec { name: &name, layer, width: model.d_model, init, down_init: output_init };
+                let layer =
+                    MoeLayer::new(specs, &spec, &moe_config(moe), &place, dispatcher(moe, mesh)?)?;
+                FeedForwardLayer::Moe(Box::new(layer))
+            }
+        };
+        blocks.push(Block { attention_norm, attention, feed_forward_norm, feed_forward });
+    }
+    let final_norm = Norm::new(specs, "final_norm", model.d_model, model.norm_eps);
+    let head = match model.tie_embeddings {
+        true => Head::tied(&embedding, model.vocab),
+        false => Head::new(specs, "head", model.vocab, model.d_model, init),
+    };
+    Ok(Model { embedding, blocks, final_norm, head })
+}
+
+/// The transport that the configuration names; "auto" takes the cheapest that the layout allows.
+fn dispatcher<T: Trainable>(
+    moe: &config::MoeConfig,
+    mesh: &Mesh,
+) -> Result<Arc<dyn Dispatcher<T>>, Error> {
+    let alone = mesh.layout().ep() * mesh.layout().etp() == 1;
+    let groups = || ExpertGroups::new(mesh, moe.experts).map_err(Error::slot);
+    Ok(match moe.dispatcher {
+        Dispatch::Auto | Dispatch::Local if alone => Arc::new(Local::new(moe.experts).map_err(Error::slot)?),
+        Dispatch::Local => {
+            return Err(Error::Setting(format!(
+                "moe.dispatcher = local: experts are cut over ep {} and etp {}; choose auto, direct, all-to-all \
+                 or all-gather",
+                mesh.layout().ep(),
+                mesh.layout().etp()
+            )));
+        }
+        Dispatch::Auto if mesh.etp_ep().shares_memory() => {
+            Arc::new(Direct::new(groups()?).map_err(Error::slot)?)
+        }
+        Dispatch::Direct => Arc::new(Direct::new(groups()?).map_err(Error::slot)?),
+        Dispatch::AllGather => Arc::new(AllGather::new(groups()?)),
+        Dispatch::Auto | Dispatch::AllToAll => Arc::new(AllToAll::new(groups()?)),
+    })
+}
+
+/// The layer's configuration in the words of `plica-moe`.
+pub fn moe_config(moe: &config::MoeConfig) -> MoeConfig {
+    let coefficient =
+        |which| moe.balance.iter().filter(|(b, _)| *b == which).map(|(_, c)| c).sum::<f64>();
+    MoeConfig {
+        weighting: Weighting {
+            score: match moe.score {
+                Score::Softmax => ScoreFunction::Softmax,
+                Score::Sigmoid => ScoreFunction::Sigmoid,
+            },
+            softmax_order: match moe.order {
+                ScoreOrder::SoftmaxTopk => SoftmaxOrder::BeforeTopK,
+                ScoreOrder::TopkSoftmax => SoftmaxOrder::AfterTopK,
+            },
+            renormalize: moe.renormalise,
+            scaling_factor: moe.scaling,
+        },
+        groups: (moe.groups > 1).then_some(GroupLimit {
+            groups: moe.groups,
+            keep: moe.group_top_k,
+            score_k: 2.min(moe.experts / moe.groups),
+        }),
+        selection: match (moe.force, moe.selection) {
+            (Force::Balanced, _) => plica_moe::config::Selection::ForcedBalanced,
+            (Force::Biased(std), _) => plica_moe::config::Selection::ForcedBiased { std, fresh: false },
+            (Force::None, config::Selection::Topk) => plica_moe::config::Selection::TopK,
+            (Force::None, config::Selection::Sinkhorn) => plica_moe::config::Selection::Sinkhorn,
+            (Force::None, config::Selection::ExpertChoice) => plica_moe::config::Selection::ExpertChoice,
+        },
+        expert_bias: (moe.bias_update_rate > 0.0)
+            .then_some(ExpertBias { rate: moe.bias_update_rate, centred: false }),
+        jitter_epsilon: moe.jitter,
+        balance: BalanceCoefficients {
+            micro: coefficient(Balance::Micro),
+            sequence: coefficient(Balance::Sequence),
+            global: coefficient(Balance::Global),
+            z: moe.z_loss,
+        },
+        capacity: moe.capacity.as_ref().map(|capacity| Capacity {
+            factor: capacity.factor.to_string().parse::<Factor>().expect("a checked decimal"),
+            min: capacity.min,
+            policy: match capacity.policy {
+                DropPolicy::Probs => Policy::Probability,
+                DropPolicy::Position => Policy::Position,
+                DropPolicy::Choice => Policy::Choice,
+            },
+            pad: capacity.pad,
+        }),
+        capacity_scope: match moe.capacity.as_ref().map(|c| c.scope) {
+            Some(CapacityScope::Rank) => plica_moe::config::CapacityScope::Rank,
+            _ => plica_moe::config::CapacityScope::Sequence,
+        },
+        shared: (moe.shared_ffn > 0).then_some(SharedExperts { ffn: moe.shared_ffn, gate: false }),
+        ..MoeConfig::new(moe.experts, moe.top_k, moe.ffn)
+    }
+}

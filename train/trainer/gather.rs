@@ -1,0 +1,168 @@
+//! From what each rank counted to the numbers of the run: times as the mean over ranks, bytes as the sum,
+//! memory of the rank with the highest peak, expert load over the last steps.
+
+use std::collections::BTreeMap;
+
+use plica_comm::{CommError, Purpose, Reduce};
+use plica_dense::{BatchScale, Phase, Trainable};
+use plica_kernels::Category;
+use plica_moe::MoeReport;
+use plica_moe::load::{Imbalance, dropped_share, noise_floor};
+
+use crate::config::{Balance, Config};
+use crate::metrics::StepRecord;
+use crate::report::{LayerLoad, MemoryUse};
+use crate::step::Engine;
+
+/// Steps over which the load of the summary is taken.
+const WINDOW_STEPS: usize = 20;
+
+/// Purposes in the order of the tables.
+const PURPOSES: [Purpose; 10] = [
+    Purpose::GatherWeights,
+    Purpose::ReduceGradients,
+    Purpose::TensorParallel,
+    Purpose::ContextRing,
+    Purpose::Dispatch,
+    Purpose::Combine,
+    Purpose::Pipeline,
+    Purpose::Balance,
+    Purpose::Metrics,
+    Purpose::Control,
+];
+
+/// Reports of the last steps.
+pub(super) type LayerWindow = Vec<(usize, MoeReport)>;
+
+/// Sums over ranks since the start of the run.
+pub(super) struct RankSums {
+    /// (phase, nanoseconds), mean over ranks.
+    pub phases: Vec<(String, u64)>,
+    /// (purpose, bytes, operations), all ranks.
+    pub bytes: Vec<(String, u64, u64)>,
+}
+
+/// Keeps the reports of the last steps.
+pub(super) fn add_to_window(window: &mut Vec<LayerWindow>, layers: &[(usize, MoeReport)]) {
+    if window.len() == WINDOW_STEPS {
+        window.remove(0);
+    }
+    window.push(layers.to_vec());
+}
+
+/// Load and losses of the router for a step's record: the worst layer, and the mean over layers of each loss.
+pub(super) fn add_load(record: &mut StepRecord, layers: &[(usize, MoeReport)], config: &Config) {
+    let Some(moe) = config.moe.as_ref().filter(|_| !layers.is_empty()) else { return };
+    let scale = BatchScale {
+        micro_batches: (config.train.global_batch / config.train.micro_batch) as u64,
+        sequences: config.train.global_batch as u64,
+        tokens: layers[0].1.tokens,
+    };
+    let mean = |f: &dyn Fn(&MoeReport) -> f64| {
+        layers.iter().map(|(_, report)| f(report)).sum::<f64>() / layers.len() as f64
+    };
+    let worst = layers.iter().map(|(_, r)| Imbalance::of(&r.counts_e).max_over_mean).fold(0.0, f64::max);
+    record.load.insert("max/mean".into(), worst);
+    if moe.capacity.is_some() {
+        let share = |r: &MoeReport| dropped_share(r.counts_e.iter().sum::<i64>() as u64, r.dropped());
+        record.load.insert("dropped".into(), mean(&share));
+    }
+    let values = |r: &MoeReport| r.values(moe.top_k, &scale);
+    for (balance, _) in &moe.balance {
+        let value = match balance {
+            Balance::None => continue,
+            Balance::Micro => mean(&|r| values(r).micro),
+            Balance::Sequence => mean(&|r| values(r).sequence),
+            Balance::Global => mean(&|r| values(r).global),
+        };
+        record.auxiliary.insert(format!("balance {}", balance.name()), value);
+    }
+    if moe.z_loss > 0.0 {
+        record.auxiliary.insert("z".into(), mean(&|r| values(r).z));
+    }
+}
+
+/// Times and bytes of all ranks since the start of the run; every rank calls it.
+pub(super) fn rank_sums<T: Trainable>(engine: &Engine<T>) -> Result<RankSums, CommError> {
+    let times = engine.phases.total_ns();
+    let traffic: Vec<_> = PURPOSES.iter().map(|p| engine.recorder.by_purpose(*p)).collect();
+    let mut own: Vec<f64> = times.iter().map(|ns| *ns as f64).collect();
+    own.extend(traffic.iter().flat_map(|t| [t.sent_bytes as f64, t.operations as f64]));
+    let world = engine.mesh.world();
+    let all = world.all_reduce_f64(Purpose::Metrics, &engine.device, &own, Reduce::Sum)?;
+    let (times, traffic) = all.split_at(times.len());
+    let phases = Phase::ALL
+        .iter()
+        .zip(times)
+        .filter(|(_, ns)| **ns > 0.0)
+        .map(|(phase, ns)| (phase.name().to_string(), (ns / world.size() as f64) as u64))
+        .collect();
+    let bytes = PURPOSES
+        .iter()
+        .zip(traffic.chunks(2))
+        .filter(|(_, sums)| sums[1] > 0.0)
+        .map(|(purpose, sums)| (purpose.name().to_string(), sums[0] as u64, sums[1] as u64))
+        .collect();
+    Ok(RankSums { phases, bytes })
+}
+
+/// Adds the sums so far to a logged step's record; every rank calls it.
+pub(super) fn add_rank_sums<T: Trainable>(
+    record: &mut StepRecord,
+    engine: &Engine<T>,
+) -> Result<(), CommError> {
+    let sums = rank_sums(engine)?;
+    record.time_ns = sums.phases.into_iter().collect();
+    record.bytes = sums.bytes.into_iter().map(|(name, bytes, _)| (name, bytes)).collect();
+    let memory = memory(engine, &engine.device.live())?;
+    record.memory_bytes = memory.into_iter().map(|m| (m.category, m.at_peak_bytes)).collect::<BTreeMap<_, _>>();
+    Ok(())
+}
+
+/// Memory of the rank with the highest peak: at the peak and after a step; every rank calls it.
+pub(super) fn memory<T: Trainable>(
+    engine: &Engine<T>,
+    after_step: &[u64],
+) -> Result<Vec<MemoryUse>, CommError> {
+    let peak = engine.device.ledger().peak();
+    let mut own = vec![peak.total_bytes() as usize];
+    own.extend(Category::ALL.iter().map(|c| peak.get(*c) as usize));
+    own.extend((0..Category::ALL.len()).map(|i| after_step.get(i).copied().unwrap_or(0) as usize));
+    let all = engine.mesh.world().exchange_counts(Purpose::Metrics, &engine.device, &own)?;
+    let worst = all.iter().max_by_key(|row| row[0]).expect("a world has a rank");
+    let (at_peak, after) = worst[1..].split_at(Category::ALL.len());
+    Ok(Category::ALL
+        .iter()
+        .zip(at_peak.iter().zip(after))
+        .filter(|(_, (peak, after))| **peak + **after > 0)
+        .map(|(category, (peak, after))| MemoryUse {
+            category: category.name().to_string(),
+            at_peak_bytes: *peak as u64,
+            after_step_bytes: *after as u64,
+        })
+        .collect())
+}
+
+/// Load of every MoE layer over the window.
+pub(super) fn layer_loads(window: &[LayerWindow], config: &Config) -> Vec<LayerLoad> {
+    let Some(moe) = &config.moe else { return Vec::new() };
+    let mut sums: BTreeMap<usize, MoeReport> = BTreeMap::new();
+    for (layer, report) in window.iter().flatten() {
+        sums.entry(*layer).or_default().add(report);
+    }
+    let load = |(layer, report): (usize, MoeReport)| {
+        let imbalance = Imbalance::of(&report.counts_e);
+        let assignments = report.counts_e.iter().sum::<i64>() as u64;
+        LayerLoad {
+            layer,
+            counts: report.counts_e.iter().map(|c| *c as u64).collect(),
+            max_over_mean: imbalance.max_over_mean,
+            max_violation: imbalance.max_violation,
+            noise_floor: noise_floor(moe.experts, moe.top_k, report.tokens),
+            coefficient_of_variation: imbalance.coefficient_of_variation,
+            entropy: imbalance.normalized_entropy,
+            dropped_share: dropped_share(assignments, report.dropped()),
+        }
+    };
+    sums.into_iter().map(load).collect()
+}

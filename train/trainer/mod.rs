@@ -1,0 +1,157 @@
+//! The training run: starts the ranks, runs the steps, keeps the run folder (resolved configuration,
+//! `metrics.jsonl`, checkpoints), shows progress, and gathers the summary. One rank writes and speaks; errors
+//! come from all. Leaves out what a step computes (`step`) and how the summary looks (`report`).
+
+mod gather;
+mod rank;
+mod save;
+mod screen;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use plica_comm::launch::{LaunchOptions, run_ranks};
+use plica_kernels::{Device, bf16, probe};
+
+use crate::checkpoint::{self, CheckpointError, Found};
+use crate::config::{Config, Precision, Resume};
+use crate::data::Data;
+use crate::model::flops;
+use crate::report::RunReport;
+
+pub use rank::engine;
+pub use save::{load_state, save_state};
+
+/// What the program around a run decides.
+#[derive(Debug)]
+pub struct RunContext<'a> {
+    /// Where cargo keeps its registry (the default text).
+    pub cargo_home: PathBuf,
+    /// Folder below which unnamed runs are made.
+    pub runs: PathBuf,
+    /// Name of a run whose configuration names no folder: name and time.
+    pub folder_name: String,
+    /// Set when the user wants the run to end at the next step.
+    pub stop: &'a AtomicBool,
+    /// CPU cores that the run may use.
+    pub cores: usize,
+    /// Whether progress is drawn (a person looks at a terminal).
+    pub interactive: bool,
+    /// Whether nothing is written to standard output.
+    pub quiet: bool,
+    /// Limit of a rank's live bytes.
+    pub budget_bytes: Option<u64>,
+}
+
+/// What a run leaves behind.
+#[derive(Debug)]
+pub struct Finished {
+    /// Its folder.
+    pub folder: PathBuf,
+    /// The numbers of the summary.
+    pub report: RunReport,
+    /// Whether it ended before its last step because the user asked.
+    pub stopped: bool,
+}
+
+/// What all ranks share, read only.
+struct Shared<'a> {
+    config: &'a Config,
+    data: &'a Data,
+    folder: &'a Path,
+    resume: Option<&'a Found>,
+    context: &'a RunContext<'a>,
+}
+
+/// Trains as the configuration says.
+///
+/// # Errors
+/// Data that cannot be read, a folder that cannot be written, a checkpoint that does not fit, or the first cause
+/// of a rank that failed.
+pub fn pretrain(config: &Config, context: &RunContext<'_>) -> anyhow::Result<Finished> {
+    let resume = find_resume(config, context)?;
+    let data = Data::load(&config.data, &context.cargo_home)?;
+    let folder = run_folder(config, context, resume.as_ref());
+    prepare_folder(&folder, config, resume.is_some())?;
+    let shared = Shared { config, data: &data, folder: &folder, resume: resume.as_ref(), context };
+    let options = LaunchOptions {
+        threads_per_rank: threads_per_rank(config, context.cores),
+        budget_bytes: context.budget_bytes,
+        ..LaunchOptions::default()
+    };
+    let threads = options.threads_per_rank * config.layout.world();
+    screen::announce(&shared, options.threads_per_rank);
+    let world = config.layout.world();
+    let results = match config.train.precision {
+        Precision::F32 => run_ranks(world, options, |rank| rank::train::<f32>(rank, &shared)),
+        Precision::F64 => run_ranks(world, options, |rank| rank::train::<f64>(rank, &shared)),
+        Precision::Bf16 => run_ranks(world, options, |rank| rank::train::<bf16>(rank, &shared)),
+    }?;
+    let mut report = results.into_iter().flatten().next().expect("rank 0 reports");
+    report.peak_flops_per_s = probe::gemm_rate(&Device::cpu(threads.min(context.cores))).flops_per_s;
+    let counted = flops::parameters(&config.model, config.moe.as_ref());
+    report.parameters = (counted.total, counted.active);
+    let stopped = context.stop.load(Ordering::Relaxed);
+    Ok(Finished { folder, report, stopped })
+}
+
+/// Threads of each rank: as configured, or the cores shared out.
+pub fn threads_per_rank(config: &Config, cores: usize) -> usize {
+    config.threads_per_rank.unwrap_or_else(|| (cores / config.layout.world()).max(1))
+}
+
+/// The checkpoint to continue from; tells what was skipped on the way.
+fn find_resume(config: &Config, context: &RunContext<'_>) -> anyhow::Result<Option<Found>> {
+    let path = match &config.run.resume {
+        None => return Ok(None),
+        Some(Resume::Path(path)) => path.clone(),
+        Some(Resume::Latest) => match &config.run.dir {
+            Some(folder) => folder.clone(),
+            None => newest_run(&context.runs)?,
+        },
+    };
+    let (found, skipped) = checkpoint::open(&path)?;
+    for skip in skipped {
+        tracing::warn!("skipped {}: {}", skip.folder.display(), skip.reason);
+    }
+    save::check_same_run(config, &found)?;
+    Ok(Some(found))
+}
+
+/// The run below `runs` whose folder was changed last.
+fn newest_run(runs: &Path) -> anyhow::Result<PathBuf> {
+    let entries = std::fs::read_dir(runs)
+        .map_err(|e| CheckpointError::io(runs, "look for a run to resume", e))?;
+    entries
+        .flatten()
+        .filter(|entry| entry.path().join("checkpoints").is_dir())
+        .max_by_key(|entry| entry.metadata().and_then(|m| m.modified()).ok())
+        .map(|entry| entry.path())
+        .ok_or_else(|| anyhow::anyhow!("{}: no run with a checkpoint to resume from", runs.display()))
+}
+
+/// The folder of the run: as configured, that of the run that is resumed, or a new one.
+fn run_folder(config: &Config, context: &RunContext<'_>, resume: Option<&Found>) -> PathBuf {
+    if let Some(folder) = &config.run.dir {
+        return folder.clone();
+    }
+    let of_resumed = resume.and_then(|found| {
+        let checkpoints = found.folder.parent()?;
+        (checkpoints.file_name()? == "checkpoints").then(|| checkpoints.parent().map(Path::to_path_buf))?
+    });
+    of_resumed.unwrap_or_else(|| context.runs.join(&context.folder_name))
+}
+
+/// Makes the folder and writes the resolved configuration; refuses one that already holds another run.
+fn prepare_folder(folder: &Path, config: &Config, resumed: bool) -> anyhow::Result<()> {
+    let metrics = folder.join("metrics.jsonl");
+    if !resumed && metrics.exists() {
+        anyhow::bail!(
+            "run.dir = {}: the folder already holds a run; choose another one, or continue it with --resume",
+            folder.display()
+        );
+    }
+    std::fs::create_dir_all(folder).map_err(|e| CheckpointError::io(folder, "make the run folder", e))?;
+    checkpoint::store::write_whole(&folder.join("config.toml"), config.to_toml().as_bytes())?;
+    Ok(())
+}

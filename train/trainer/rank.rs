@@ -1,0 +1,260 @@
+//! What one rank does during a run: build, resume, step, evaluate, save, and the numbers at the end.
+
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use plica_comm::{Mesh, Purpose, RankContext, Reduce};
+use plica_dense::{LrSchedule, OptimizerConfig, Phase, RecomputePolicy, ReduceOptions, Trainable};
+
+use super::gather::{self, LayerWindow};
+use super::screen::Screen;
+use super::{Shared, save};
+use crate::batch::{self, BatchPlan};
+use crate::checkpoint::Store;
+use crate::config::{Config, Recompute, Schedule};
+use crate::data::Split;
+use crate::metrics::StepRecord;
+use crate::model::{build, flops};
+use crate::report::RunReport;
+use crate::step::{Engine, StepOutcome, StepSettings};
+
+/// Learning rate by step, as configured.
+fn lr_schedule(config: &Config) -> LrSchedule {
+    let train = &config.train;
+    let (lr, min_lr, warmup_steps) = (train.lr, train.min_lr, train.warmup);
+    match train.schedule {
+        Schedule::Constant => LrSchedule::Constant { lr },
+        Schedule::Cosine => {
+            LrSchedule::Cosine { lr, min_lr, warmup_steps, total_steps: train.decay_steps }
+        }
+        Schedule::Wsd => LrSchedule::Wsd {
+            lr,
+            min_lr,
+            warmup_steps,
+            decay_steps: train.decay_steps,
+            total_steps: config.run.steps,
+        },
+    }
+}
+
+/// What is computed again, as configured.
+fn recompute_policy(config: &Config) -> RecomputePolicy {
+    RecomputePolicy {
+        block: config.train.recomputes(Recompute::Full),
+        attention: config.train.recomputes(Recompute::Attention),
+        activation: config.train.recomputes(Recompute::ExpertActivation),
+        moe: config.train.recomputes(Recompute::Moe),
+    }
+}
+
+/// Builds the engine of a rank from the configuration.
+///
+/// # Errors
+/// A setting does not fit the layout.
+pub fn engine<T: Trainable>(
+    context: &RankContext,
+    config: &Config,
+) -> Result<Engine<T>, plica_dense::Error> {
+    let mesh = Mesh::new(&context.world, config.layout.clone())?;
+    let plan = build::ModelPlan { model: &config.model, moe: config.moe.as_ref() };
+    let optimizer = OptimizerConfig {
+        beta1: config.train.betas.0,
+        beta2: config.train.betas.1,
+        eps: config.train.eps,
+        weight_decay: config.train.weight_decay,
+        max_grad_norm: config.train.clip,
+    };
+    let settings = StepSettings {
+        seed: config.run.seed,
+        recompute: recompute_policy(config),
+        lr: lr_schedule(config),
+        reduce: ReduceOptions::default(),
+    };
+    Engine::new(context, mesh, &plan, optimizer, settings)
+}
+
+/// A rank's part of the run; rank 0 returns the report.
+pub(super) fn train<T: Trainable>(
+    context: RankContext,
+    shared: &Shared<'_>,
+) -> anyhow::Result<Option<RunReport>> {
+    let engine = engine::<T>(&context, shared.config)?;
+    let config = shared.config;
+    let plan = BatchPlan {
+        global_sequences: config.train.global_batch,
+        micro_sequences: config.train.micro_batch,
+        seq_len: config.train.seq_len,
+    };
+    let mut rank = Rank {
+        store: Store::new(shared.folder.join("checkpoints"), if config.run.keep == 0 { usize::MAX } else { config.run.keep }),
+        screen: (context.rank == 0).then(|| Screen::new(shared)).transpose()?,
+        records: Vec::new(),
+        window: Vec::new(),
+        after_step: Vec::new(),
+        shared,
+        plan,
+        engine,
+    };
+    rank.run()
+}
+
+struct Rank<'a, T: Trainable> {
+    shared: &'a Shared<'a>,
+    engine: Engine<T>,
+    plan: BatchPlan,
+    store: Store,
+    /// On rank 0 alone.
+    screen: Option<Screen>,
+    records: Vec<StepRecord>,
+    window: Vec<LayerWindow>,
+    after_step: Vec<u64>,
+}
+
+impl<T: Trainable> Rank<'_, T> {
+    fn run(&mut self) -> anyhow::Result<Option<RunReport>> {
+        let config = self.shared.config;
+        let mut step = 0;
+        if let Some(found) = self.shared.resume {
+            step = save::load_state(&mut self.engine, found)?;
+            if let Some(screen) = &mut self.screen {
+                screen.resumed(step)?;
+            }
+        }
+        self.engine.recorder.reset_traffic();
+        self.engine.phases.take_ns();
+        self.engine.device.ledger().reset_peak();
+        let (first, started) = (step, Instant::now());
+        let mut saved = self.shared.resume.map(|_| step);
+        let mut stop = false;
+        while step < config.run.steps && !stop {
+            stop = self.one_step(step)?;
+            step += 1;
+            let every = config.run.checkpoint_every;
+            if stop || step == config.run.steps || (every > 0 && step.is_multiple_of(every)) {
+                save::save_state(&self.engine, &self.store, config, step)?;
+                saved = Some(step);
+            }
+        }
+        if saved != Some(step) {
+            save::save_state(&self.engine, &self.store, config, step)?;
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        self.report(step - first, seconds)
+    }
+
+    /// A step with everything around it; whether the run shall end.
+    fn one_step(&mut self, step: u64) -> anyhow::Result<bool> {
+        let started = Instant::now();
+        let data = self.engine.phases.enter(Phase::Data);
+        let micros = batch::load(
+            self.shared.data,
+            Split::Train,
+            step,
+            &self.plan,
+            &self.engine.mesh,
+            &self.engine.device,
+        )?;
+        drop(data);
+        let outcome = self.engine.step(step, &micros)?;
+        if !outcome.loss.nll_sum.is_finite() {
+            anyhow::bail!(
+                "loss is {} at step {}: the run diverged; lower train.lr or look for bad data",
+                outcome.loss.mean(),
+                step + 1
+            );
+        }
+        self.after_step = self.engine.device.live().to_vec();
+        let seconds = started.elapsed().as_secs_f64();
+        self.record(step, &outcome, &micros, seconds)?;
+        self.wants_to_stop()
+    }
+
+    /// Whether any rank was asked to stop; the same answer on all.
+    fn wants_to_stop(&self) -> anyhow::Result<bool> {
+        let own = f64::from(u8::from(self.shared.context.stop.load(Ordering::Relaxed)));
+        let world = self.engine.mesh.world();
+        let any = world.all_reduce_f64(Purpose::Control, &self.engine.device, &[own], Reduce::Max)?;
+        Ok(any[0] > 0.0)
+    }
+
+    fn record(
+        &mut self,
+        step: u64,
+        outcome: &StepOutcome,
+        micros: &[plica_dense::TokenBatch],
+        seconds: f64,
+    ) -> anyhow::Result<()> {
+        let config = self.shared.config;
+        let mut record = StepRecord {
+            step: step + 1,
+            loss: outcome.loss.mean(),
+            learning_rate: outcome.lr,
+            grad_norm: outcome.grad_norm,
+            tokens: (self.plan.global_sequences * self.plan.seq_len) as u64,
+            valid_targets: micros.first().map_or(0, |m| m.global_valid_targets),
+            seconds,
+            ..StepRecord::default()
+        };
+        gather::add_load(&mut record, &outcome.layers, config);
+        gather::add_to_window(&mut self.window, &outcome.layers);
+        let every = config.run.eval_every;
+        let last = step + 1 == config.run.steps;
+        if self.shared.data.has_validation() && every > 0 && ((step + 1).is_multiple_of(every) || last) {
+            record.validation_loss = Some(self.validate(step)?);
+        }
+        let logged = (step + 1).is_multiple_of(config.run.log_every) || step == 0 || last;
+        if logged {
+            gather::add_rank_sums(&mut record, &self.engine)?;
+        }
+        if let Some(screen) = &mut self.screen {
+            screen.step(&record, logged)?;
+        }
+        self.records.push(record);
+        Ok(())
+    }
+
+    fn validate(&mut self, step: u64) -> anyhow::Result<f64> {
+        let mut loss = plica_dense::LossSum::default();
+        for index in 0..self.shared.config.run.eval_batches {
+            let (mesh, device) = (&self.engine.mesh, &self.engine.device);
+            let micros =
+                batch::load(self.shared.data, Split::Validation, index, &self.plan, mesh, device)?;
+            loss.add(self.engine.evaluate(step, &micros)?);
+        }
+        Ok(loss.mean())
+    }
+
+    fn report(&mut self, steps: u64, seconds: f64) -> anyhow::Result<Option<RunReport>> {
+        let config = self.shared.config;
+        let sums = gather::rank_sums(&self.engine)?;
+        let memory = gather::memory(&self.engine, &self.after_step)?;
+        let Some(screen) = self.screen.take() else { return Ok(None) };
+        let report = RunReport {
+            name: config.run.name.clone(),
+            layout: super::screen::layout_text(config),
+            steps,
+            tokens: self.records.iter().map(|r| r.tokens).sum(),
+            seconds: self.records.iter().map(|r| r.seconds).sum::<f64>().min(seconds),
+            model_flops: steps as f64
+                * flops::step_flops(
+                    &config.model,
+                    config.moe.as_ref(),
+                    config.train.global_batch as u64,
+                    config.train.seq_len as u64,
+                ),
+            loss: self.records.iter().map(|r| (r.step as f64, r.loss)).collect(),
+            validation_loss: self
+                .records
+                .iter()
+                .filter_map(|r| Some((r.step as f64, r.validation_loss?)))
+                .collect(),
+            phases: sums.phases,
+            bytes: sums.bytes,
+            memory,
+            load: gather::layer_loads(&self.window, config),
+            ..RunReport::default()
+        };
+        screen.finish()?;
+        Ok(Some(report))
+    }
+}

@@ -1,0 +1,156 @@
+//! What a checkpoint of a run holds and how a rank takes it up again: `model.safetensors` (weights),
+//! `optimizer.safetensors` (moments and master weights), `buffers.safetensors` (selection bias of the MoE
+//! layers), and in the manifest the numbers that decide the data order. Everything is layout-free.
+
+use std::collections::BTreeMap;
+
+use plica_dense::optim::State;
+use plica_dense::param::ParamSpec;
+use plica_dense::{ParamId, Trainable};
+use serde_json::{Value, json};
+
+use crate::checkpoint::read::{Expected, TensorFile, expected};
+use crate::checkpoint::write::{Entry, write_buffers, write_tensors};
+use crate::checkpoint::{CheckpointError, Found, Store};
+use crate::config::Config;
+use crate::step::Engine;
+
+const MODEL: &str = "model.safetensors";
+const OPTIMIZER: &str = "optimizer.safetensors";
+const BUFFERS: &str = "buffers.safetensors";
+
+/// Numbers that a resumed run must share with the run that it continues: (name, value).
+fn identity(config: &Config) -> Vec<(&'static str, Value)> {
+    vec![
+        ("run.seed", json!(config.run.seed)),
+        ("data.seed", json!(config.data.seed)),
+        ("data.source", json!(config.data.source.to_string())),
+        ("train.global_batch", json!(config.train.global_batch)),
+        ("train.micro_batch", json!(config.train.micro_batch)),
+        ("train.seq_len", json!(config.train.seq_len)),
+    ]
+}
+
+/// Refuses to continue a run whose batches would be others.
+///
+/// # Errors
+/// Names every number that differs.
+pub fn check_same_run(config: &Config, found: &Found) -> anyhow::Result<()> {
+    let different: Vec<String> = identity(config)
+        .into_iter()
+        .filter(|(name, value)| found.manifest.state.get(name) != Some(value))
+        .map(|(name, value)| {
+            let old = found.manifest.state.get(name).cloned().unwrap_or(Value::Null);
+            format!("{name} is {value}, the checkpoint's run had {old}")
+        })
+        .collect();
+    if different.is_empty() {
+        return Ok(());
+    }
+    anyhow::bail!(
+        "cannot continue {}: {}; a resumed run must see the same batches, so set them back",
+        found.folder.display(),
+        different.join("; ")
+    )
+}
+
+fn suffix(state: State) -> &'static str {
+    match state {
+        State::M => ".m",
+        State::V => ".v",
+        State::Master => ".master",
+    }
+}
+
+fn specs<T: Trainable>(engine: &Engine<T>) -> Vec<ParamSpec> {
+    engine.params.ids().map(|id| engine.params.spec(id).clone()).collect()
+}
+
+/// Selection biases by name.
+fn buffers<T: Trainable>(engine: &Engine<T>) -> BTreeMap<String, Vec<f64>> {
+    engine
+        .model
+        .moe_layers()
+        .filter_map(|(layer, moe)| Some((buffer_name(layer), moe.router().bias_e()?.to_vec())))
+        .collect()
+}
+
+fn buffer_name(layer: usize) -> String {
+    format!("layers.{layer}.moe.router.bias")
+}
+
+/// Writes the checkpoint after `step` updates; every rank calls it.
+///
+/// # Errors
+/// The file system said no (nothing of the new checkpoint is left, older ones are intact), or a rank is gone.
+pub fn save_state<T: Trainable>(
+    engine: &Engine<T>,
+    store: &Store,
+    config: &Config,
+    step: u64,
+) -> Result<(), CheckpointError> {
+    let (layout, world) = (engine.mesh.layout(), engine.mesh.world());
+    let draft = if world.rank() == 0 { Some(store.begin(step)?) } else { None };
+    let path = |name: &str| draft.as_ref().map_or_else(|| name.into(), |d| d.path(name));
+    let ids: Vec<ParamId> = engine.params.ids().collect();
+    let weights: Vec<Entry<'_, T>> = ids
+        .iter()
+        .map(|id| Entry { spec: engine.params.spec(*id), suffix: "", local: engine.params.value(*id) })
+        .collect();
+    write_tensors(&path(MODEL), &weights, layout, world, &engine.device)?;
+    let state: Vec<Entry<'_, T::Acc>> = ids
+        .iter()
+        .flat_map(|id| {
+            engine.optimizer.states().iter().map(|state| Entry {
+                spec: engine.params.spec(*id),
+                suffix: suffix(*state),
+                local: engine.optimizer.state(*state, *id),
+            })
+        })
+        .collect();
+    write_tensors(&path(OPTIMIZER), &state, layout, world, &engine.device)?;
+    let Some(draft) = draft else { return Ok(()) };
+    write_buffers(&draft.path(BUFFERS), &buffers(engine))?;
+    let state: serde_json::Map<String, Value> =
+        identity(config).into_iter().map(|(name, value)| (name.to_string(), value)).collect();
+    draft.commit(store, Value::Object(state))?;
+    store.prune()
+}
+
+/// Takes up weights, optimizer state and buffers of a checkpoint; returns the number of updates behind it.
+///
+/// # Errors
+/// Names, shapes or types differ from the model: all differences are listed before anything is changed.
+pub fn load_state<T: Trainable>(engine: &mut Engine<T>, found: &Found) -> Result<u64, CheckpointError> {
+    let specs = specs(engine);
+    let names = |suffix: &str| {
+        expected(&specs, suffix).map_err(|e| CheckpointError::Malformed {
+            path: found.folder.clone(),
+            reason: e.to_string(),
+        })
+    };
+    let model = TensorFile::open(&found.folder.join(MODEL))?;
+    model.check(&names("")?)?;
+    let mut of_optimizer = Expected::new();
+    for state in engine.optimizer.states() {
+        of_optimizer.extend(names(suffix(*state))?);
+    }
+    let optimizer = TensorFile::open(&found.folder.join(OPTIMIZER))?;
+    optimizer.check(&of_optimizer)?;
+    let file = TensorFile::open(&found.folder.join(BUFFERS))?;
+    let of_buffers: Expected = buffers(engine).into_iter().map(|(k, v)| (k, vec![v.len()])).collect();
+    file.check(&of_buffers)?;
+    engine.params.import(|_, piece| model.piece::<T>(piece, ""))?;
+    engine
+        .optimizer
+        .import(&engine.params, |_, state, piece| optimizer.piece::<T::Acc>(piece, suffix(state)))?;
+    engine.optimizer.set_steps(found.manifest.step);
+    for (layer, moe) in engine.model.moe_layers_mut() {
+        if let Some(bias) = file.complete::<f64>(&buffer_name(layer)) {
+            if let Some(own) = moe.router_mut().bias_mut() {
+                own.copy_from_slice(&bias);
+            }
+        }
+    }
+    Ok(found.manifest.step)
+}

@@ -1,0 +1,213 @@
+//! One case: train the small model under the case's settings and compare every layout-free piece that a rank
+//! holds with the complete tensors of the one-rank run.
+
+use std::collections::BTreeMap;
+
+use plica_comm::launch::{LaunchOptions, run_ranks};
+use plica_comm::{Purpose, RankContext, Reduce};
+use plica_dense::Params;
+use plica_dense::param::Piece;
+use plica_folding::layout::Layout;
+use plica_kernels::Tensor;
+use serde::Serialize;
+
+use super::batch::{VerifyBatch, batch};
+use super::cases::{BASE, Case};
+use crate::batch::{BatchPlan, globalise};
+use crate::config::Config;
+use crate::step::Engine;
+use crate::trainer::engine;
+
+/// Complete tensors by layout-free name.
+type Tensors = BTreeMap<String, Vec<f64>>;
+
+/// What the one-rank run computed.
+#[derive(Clone, Debug, Default)]
+pub struct Reference {
+    /// Loss of each step.
+    pub losses: Vec<f64>,
+    /// Gradient norm of each step.
+    pub norms: Vec<f64>,
+    /// Reduced gradients of each step.
+    pub grads: Vec<Tensors>,
+    /// Weights after each step.
+    pub weights: Vec<Tensors>,
+}
+
+/// Worst differences of a case, each relative to the largest magnitude of its tensor.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Worst {
+    /// Of the losses.
+    pub loss: f64,
+    /// Of the gradient norms.
+    pub norm: f64,
+    /// Of the gradients.
+    pub grad: f64,
+    /// Of the updated weights.
+    pub weight: f64,
+    /// Step and tensor of the worst gradient or weight.
+    pub place: String,
+}
+
+impl Worst {
+    /// The worst of all.
+    pub fn max(&self) -> f64 {
+        [self.loss, self.norm, self.grad, self.weight].into_iter().fold(0.0, f64::max)
+    }
+
+    fn merge(&mut self, other: &Worst) {
+        if other.grad.max(other.weight) > self.grad.max(self.weight) {
+            self.place = other.place.clone();
+        }
+        for (own, other) in [
+            (&mut self.loss, other.loss),
+            (&mut self.norm, other.norm),
+            (&mut self.grad, other.grad),
+            (&mut self.weight, other.weight),
+        ] {
+            *own = own.max(other);
+        }
+    }
+}
+
+/// Runs the case's mathematics on one rank.
+///
+/// # Errors
+/// The run failed.
+pub fn reference(case: &Case) -> anyhow::Result<Reference> {
+    let config = config(&case.mathematics)?;
+    anyhow::ensure!(config.layout.world() == 1, "the reference runs on one rank");
+    let results = run_ranks(1, options(), |context| {
+        let mut made = Reference::default();
+        steps(context, &config, |engine, _, loss, norm| {
+            made.losses.push(loss);
+            made.norms.push(norm);
+            made.grads.push(complete(&engine.params, |id| engine.grads.get(id)));
+            made.weights.push(complete(&engine.params, |id| engine.params.value(id)));
+            Ok(())
+        })?;
+        anyhow::Ok(made)
+    })?;
+    Ok(results.into_iter().next().expect("one rank"))
+}
+
+/// Runs a case and compares it with its reference.
+///
+/// # Errors
+/// The run failed; the first cause with its rank.
+pub fn run_case(case: &Case, reference: &Reference) -> anyhow::Result<Worst> {
+    let config = config(&case.settings())?;
+    let results = run_ranks(case.world, options(), |context| {
+        let mut worst = Worst::default();
+        steps(context, &config, |engine, step, loss, norm| {
+            worst.loss = worst.loss.max(relative(&[loss], &[reference.losses[step]], 0.0));
+            worst.norm = worst.norm.max(relative(&[norm], &[reference.norms[step]], 0.0));
+            let params = &engine.params;
+            compare(params, |id| engine.grads.get(id), &reference.grads[step], |name, difference| {
+                if difference > worst.grad {
+                    worst.grad = difference;
+                    worst.place = format!("gradient of {name}, step {}", step + 1);
+                }
+            })?;
+            compare(params, |id| params.value(id), &reference.weights[step], |name, difference| {
+                if difference > worst.weight {
+                    worst.weight = difference;
+                    worst.place = format!("weight {name}, step {}", step + 1);
+                }
+            })
+        })?;
+        anyhow::Ok(worst)
+    })?;
+    let mut all = Worst::default();
+    results.iter().for_each(|worst| all.merge(worst));
+    Ok(all)
+}
+
+fn config(settings: &[String]) -> anyhow::Result<Config> {
+    Ok(Config::from_sources(None, Some(BASE), settings)?)
+}
+
+fn options() -> LaunchOptions {
+    LaunchOptions { deadline: std::time::Duration::from_secs(60), ..LaunchOptions::default() }
+}
+
+/// Trains the steps of a configuration on a rank; `each` sees the engine after every update, with the number of
+/// the step from 0, its loss and its gradient norm.
+fn steps(
+    context: RankContext,
+    config: &Config,
+    mut each: impl FnMut(&Engine<f64>, usize, f64, f64) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let mut engine = engine::<f64>(&context, config)?;
+    let plan = BatchPlan {
+        global_sequences: config.train.global_batch,
+        micro_sequences: config.train.micro_batch,
+        seq_len: config.train.seq_len,
+    };
+    let sizes = VerifyBatch {
+        sequences: plan.global_sequences,
+        seq_len: plan.seq_len,
+        vocab: config.model.vocab,
+    };
+    for step in 0..config.run.steps {
+        let own = plan.sequences_of(engine.mesh.coordinates().dp, engine.mesh.layout().dp());
+        let part = batch(sizes, step).slice(own.clone());
+        let mut micros = plan.cut(&part, own, true);
+        globalise(&mut micros, &plan, &engine.mesh, &engine.device)?;
+        let outcome = engine.step(step, &micros)?;
+        each(&engine, step as usize, outcome.loss.mean(), outcome.grad_norm)?;
+    }
+    // Nobody leaves while another still reads: also a last check that all are here.
+    let sum = context.world.all_reduce_f64(Purpose::Control, &context.device, &[1.0], Reduce::Sum)?;
+    anyhow::ensure!(sum[0] as usize == context.world.size(), "{} ranks at the end", sum[0]);
+    Ok(())
+}
+
+/// The complete tensors of a one-rank run.
+fn complete<'a>(
+    params: &'a Params<f64>,
+    tensor: impl Fn(plica_dense::ParamId) -> &'a Tensor<f64>,
+) -> Tensors {
+    assert_eq!(params.place(), &plica_dense::Place::new(&Layout::one(), 0), "one rank holds everything");
+    let mut all = Tensors::new();
+    for id in params.ids() {
+        for piece in params.pieces(id) {
+            all.insert(piece.name.clone(), piece.copy_out(tensor(id)));
+        }
+    }
+    all
+}
+
+/// Calls `found` with the name and the relative difference of every piece.
+fn compare<'a>(
+    params: &'a Params<f64>,
+    tensor: impl Fn(plica_dense::ParamId) -> &'a Tensor<f64>,
+    reference: &Tensors,
+    mut found: impl FnMut(&str, f64),
+) -> anyhow::Result<()> {
+    for id in params.ids() {
+        for piece in params.pieces(id) {
+            let name = &piece.name;
+            let complete =
+                reference.get(name).ok_or_else(|| anyhow::anyhow!("one rank has no tensor {name}"))?;
+            found(name, difference(piece, tensor(id), complete));
+        }
+    }
+    Ok(())
+}
+
+fn difference(piece: &Piece, local: &Tensor<f64>, complete: &[f64]) -> f64 {
+    let scale = complete.iter().fold(0.0f64, |m, x| m.max(x.abs()));
+    relative(&piece.copy_out(local), &piece.select(complete), scale)
+}
+
+/// Largest difference over `scale` (at least the largest magnitude of `b`); infinite where a value is NaN or a
+/// tensor that is zero on one rank is not zero here.
+fn relative(a: &[f64], b: &[f64], scale: f64) -> f64 {
+    let scale = b.iter().fold(scale, |m, x| m.max(x.abs()));
+    let worst = a.iter().zip(b).fold(0.0f64, |w, (x, y)| {
+        let d = (x - y).abs();
+        if d.is_nan() { f64::INFINITY } else { w.max(d) }
+    });
+    if worst == 0.0 { 0.0 } else { worst / scale }
+}
