@@ -6,6 +6,7 @@
 
 mod check;
 mod choice;
+mod convert;
 mod decimal;
 mod error;
 mod fields;

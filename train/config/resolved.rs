@@ -152,7 +152,7 @@ pub struct TrainConfig {
     pub lr: f64,
     /// Learning rate at the end of the decay.
     pub min_lr: f64,
-    /// Learning rate after warm-up.
+    /// How it goes on after warm-up; `Constant` keeps `lr` for ever.
     pub schedule: Schedule,
     /// Steps of warm-up.
     pub warmup: u64,
@@ -170,11 +170,4 @@ pub struct TrainConfig {
     pub precision: Precision,
     /// What is computed again; empty: nothing. `Full` stands alone.
     pub recompute: Vec<Recompute>,
-}
-
-impl TrainConfig {
-    /// Whether a part is computed again in the backward pass.
-    pub fn recomputes(&self, part: Recompute) -> bool {
-        self.recompute.contains(&part)
-    }
 }

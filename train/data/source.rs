@@ -6,6 +6,7 @@ use std::path::Path;
 use super::stream::{Document, Store, Stream};
 use super::tokens::{IdWidth, TokenFile};
 use super::{DataError, GlobalBatch, Permutation, VOCAB_SIZE, files, permute, stream, synthetic, text};
+use crate::report::human;
 
 /// Where tokens come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -212,6 +213,29 @@ impl Packed {
 pub(super) fn order(seed: u64, split: Split, epoch: u64, count: u64) -> Permutation {
     const ORDER: u64 = 1;
     Permutation::new(count, &[ORDER, seed, split as u64, epoch])
+}
+
+impl std::fmt::Display for Summary {
+    /// One line for a person, counts exact.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.files == 0 {
+            return f.write_str("random ids");
+        }
+        let documents = human::count(self.documents);
+        write!(f, "{} files, {documents} documents, ", human::count(self.files as u64))?;
+        if self.used_bytes < self.found_bytes {
+            write!(f, "{} of ", human::bytes(self.used_bytes))?;
+        }
+        write!(f, "{}; ", human::bytes(self.found_bytes))?;
+        let (train, held_out) = (human::count(self.train_tokens), human::count(self.validation_tokens));
+        write!(f, "{train} tokens to train on, {held_out} held out")?;
+        for (count, what) in [(self.empty_files as u64, "empty"), (self.binary_files, "binary")] {
+            if count > 0 {
+                write!(f, "; {} {what} files left out", human::count(count))?;
+            }
+        }
+        Ok(())
+    }
 }
 
 impl std::fmt::Display for Source {

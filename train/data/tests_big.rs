@@ -53,7 +53,7 @@ fn the_registry_is_a_corpus() {
     };
     let spec = DataSpec {
         source: Source::Registry,
-        max_bytes: 16 << 20,
+        max_bytes: 64 << 20,
         validation_share: 0.05,
         seq_len: 256,
         global_batch: 8,
@@ -61,12 +61,29 @@ fn the_registry_is_a_corpus() {
     };
     let begin = std::time::Instant::now();
     let data = Data::load(&spec, &home).unwrap();
-    println!("loaded in {:?}: {:?}", begin.elapsed(), data.summary());
+    println!("loaded in {:?}: {}", begin.elapsed(), data.summary());
     let summary = data.summary();
-    assert!(summary.used_bytes <= 16 << 20 && summary.files > 10);
+    assert!(summary.used_bytes <= 64 << 20 && summary.files > 10);
     let share = summary.validation_tokens as f64 / (summary.train_tokens + summary.validation_tokens) as f64;
     assert!((0.01..0.15).contains(&share), "held-out share {share}");
     let batch = data.batch(Split::Train, 17);
     assert!(batch.tokens.iter().all(|&id| (id as usize) < VOCAB_SIZE));
     assert!(batch.valid_targets > 8 * 256 - 16);
+}
+
+#[test]
+fn s28_a_summary_tells_exact_counts() {
+    let summary = Summary {
+        files: 3,
+        empty_files: 1,
+        found_bytes: 3 << 30,
+        used_bytes: 1 << 20,
+        documents: 2,
+        train_tokens: 10_251_184_259,
+        ..Summary::default()
+    };
+    assert_eq!(
+        summary.to_string(),
+        "3 files, 2 documents, 1.00 MiB of 3.00 GiB; 10,251,184,259 tokens to train on, 0 held out; 1 empty files left out"
+    );
 }

@@ -6,7 +6,7 @@ use super::{Series, extent};
 
 const SIZE: (f64, f64) = (760.0, 420.0);
 /// Free pixels left, right, above, below the plot.
-const MARGIN: [f64; 4] = [64.0, 24.0, 44.0, 52.0];
+const MARGIN: [f64; 4] = [64.0, 24.0, 56.0, 52.0];
 
 /// The picture. Without any finite point it says so instead of drawing axes.
 pub fn line_plot_svg(title: &str, x_name: &str, y_name: &str, series: &[Series]) -> String {
@@ -37,7 +37,7 @@ pub fn line_plot_svg(title: &str, x_name: &str, y_name: &str, series: &[Series])
     svg.line((left, top + high), (left + wide, top + high), "#888");
     svg.line((left, top), (left, top + high), "#888");
     svg.text((left + wide / 2.0, SIZE.1 - 12.0), Anchor::Middle, "", x_name);
-    svg.text((left, top - 8.0), Anchor::Middle, "small", y_name);
+    svg.text((left, top - 9.0), Anchor::Middle, "small", y_name);
     for (series, colour) in series.iter().zip(COLOURS.iter().cycle()) {
         let points: Vec<_> = series.finite().map(|(x, y)| (x_at(x), y_at(y))).collect();
         svg.polyline(&points, colour);
@@ -54,7 +54,7 @@ fn legend(svg: &mut Svg, series: &[Series]) {
     let mut x = SIZE.0 - MARGIN[1];
     for (index, series) in series.iter().enumerate().rev() {
         svg.text((x, 24.0), Anchor::End, "", &series.name);
-        x -= 7.0 * series.name.chars().count() as f64 + 8.0;
+        x -= 6.4 * series.name.chars().count() as f64 + 8.0;
         svg.rect((x - 18.0, 18.0), (18.0, 4.0), COLOURS[index % COLOURS.len()], "");
         x -= 34.0;
     }
@@ -87,8 +87,8 @@ mod tests {
         assert!(
             text.contains(">held out</text>") && text.contains(">100</text>") && text.contains(">4.5</text>")
         );
-        // The first point: x = 64, y = 44 + 5 % of room of the range (1 + 2 * 5 %) of 324 pixels.
-        assert!(text.contains("points=\"64.0,58.7 "), "{text}");
+        // The first point: x = 64, y = 56 + 5 % of room of the range (1 + 2 * 5 %) of 312 pixels.
+        assert!(text.contains("points=\"64.0,70.2 "), "{text}");
         assert!(!text.contains("NaN"));
     }
 

@@ -1,5 +1,7 @@
 //! The tables of a run: time by phase, bytes by purpose, memory by category, expert load by layer.
 
+use plica_moe::load::{Imbalance, dropped_share, noise_floor};
+
 use super::human;
 use super::table::{Align, Table, bar};
 
@@ -35,6 +37,25 @@ pub struct LayerLoad {
     pub entropy: f64,
     /// Dropped assignments over all assignments.
     pub dropped_share: f64,
+}
+
+impl LayerLoad {
+    /// The measures of one layer from its assignments before dropping, the experts a token, and the dropped assignments.
+    pub fn measure(layer: usize, counts_e: &[i64], top_k: usize, dropped: u64) -> Self {
+        let imbalance = Imbalance::of(counts_e);
+        let counts: Vec<u64> = counts_e.iter().map(|&count| count.max(0) as u64).collect();
+        let assignments: u64 = counts.iter().sum();
+        Self {
+            layer,
+            max_over_mean: imbalance.max_over_mean,
+            max_violation: imbalance.max_violation,
+            noise_floor: noise_floor(counts.len(), top_k, assignments / top_k.max(1) as u64),
+            coefficient_of_variation: imbalance.coefficient_of_variation,
+            entropy: imbalance.normalized_entropy,
+            dropped_share: dropped_share(assignments, dropped),
+            counts,
+        }
+    }
 }
 
 /// Time by phase: `(phase, nanoseconds)` in the order given, with the share of `total_ns`; what the phases leave over
@@ -189,6 +210,19 @@ mod tests {
              activation     3.00 MiB             0 B  ███████████████\n\
              total          4.00 MiB        1.00 MiB\n"
         );
+    }
+
+    #[test]
+    fn measures_come_from_counts() {
+        let load = LayerLoad::measure(3, &[6, 2, 0, 0], 1, 2);
+        assert_eq!(
+            (load.layer, load.max_over_mean, load.max_violation, load.dropped_share),
+            (3, 3.0, 2.0, 0.25)
+        );
+        assert!((load.coefficient_of_variation - 6f64.sqrt() / 2.0).abs() < 1e-12);
+        assert!(load.noise_floor > 0.0 && load.entropy > 0.0 && load.entropy < 1.0);
+        let none = LayerLoad::measure(0, &[0, 0], 1, 0);
+        assert_eq!((none.max_over_mean, none.dropped_share, none.noise_floor), (1.0, 0.0, 0.0));
     }
 
     #[test]
