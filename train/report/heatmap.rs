@@ -1,6 +1,7 @@
 //! A heat map as SVG: one row a layer, one column an expert, colour by value, with a scale.
 
 use super::svg::{Anchor, Svg};
+use super::tables::LayerLoad;
 
 /// Anchors of the colour scale from low to high: dark blue, teal, yellow; lightness grows throughout.
 const SCALE: [(f64, f64, f64); 4] =
@@ -45,6 +46,20 @@ pub fn heatmap_svg(title: &str, x_name: &str, value_name: &str, rows: &[(String,
     svg.finish()
 }
 
+/// The expert load of each layer over its mean, so that 1 is a perfect balance.
+pub fn load_heatmap_svg(title: &str, layers: &[LayerLoad]) -> String {
+    let rows: Vec<(String, Vec<f64>)> = layers
+        .iter()
+        .map(|layer| {
+            let mean = layer.counts.iter().sum::<u64>() as f64 / layer.counts.len().max(1) as f64;
+            let values =
+                layer.counts.iter().map(|&count| count as f64 / mean.max(f64::MIN_POSITIVE)).collect();
+            (format!("layer {}", layer.layer), values)
+        })
+        .collect();
+    heatmap_svg(title, "expert", "load over mean", &rows)
+}
+
 /// The colour of a value on the scale 0..most.
 fn colour(value: f64, most: f64) -> String {
     if !value.is_finite() {
@@ -74,6 +89,15 @@ mod tests {
         assert!(text.contains("fill=\"#bbbbbb\"><title>layer 1, expert 0: NaN</title>"));
         assert!(text.contains(">2.00</text>"));
         assert!(heatmap_svg("load", "expert", "x", &[]).ends_with("</svg>\n"));
+    }
+
+    #[test]
+    fn load_is_shown_over_the_mean() {
+        let layer = LayerLoad { layer: 2, counts: vec![1, 3], ..LayerLoad::default() };
+        let text = load_heatmap_svg("load", &[layer, LayerLoad { counts: vec![0], ..LayerLoad::default() }]);
+        for cell in ["layer 2, expert 0: 0.500", "layer 2, expert 1: 1.500", "layer 0, expert 0: 0.000"] {
+            assert!(text.contains(cell), "{cell}\n{text}");
+        }
     }
 
     #[test]

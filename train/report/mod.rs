@@ -13,7 +13,7 @@ pub mod tables;
 pub mod ticks;
 
 pub use curve::terminal_curve;
-pub use heatmap::heatmap_svg;
+pub use heatmap::{heatmap_svg, load_heatmap_svg};
 pub use line_plot::line_plot_svg;
 pub use run::RunReport;
 pub use table::Table;
