@@ -4,6 +4,7 @@
 //! `plica-folding`. ARCHITECTURE.md has the map.
 
 pub mod batch;
+pub mod bench;
 pub mod checkpoint;
 pub mod cli;
 pub mod config;

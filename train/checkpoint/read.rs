@@ -146,9 +146,10 @@ impl TensorFile {
 fn convert<S: Float, T: Float>(bytes: &[u8]) -> Vec<T> {
     // The same type keeps its bits, NaN payloads included.
     if S::DTYPE == T::DTYPE {
-        return bytemuck::pod_collect_to_vec(bytes);
+        return bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect();
     }
-    bytemuck::pod_collect_to_vec::<u8, S>(bytes).iter().map(|x| T::from_f64(x.to_f64())).collect()
+    let read = |chunk| bytemuck::pod_read_unaligned::<S>(chunk).to_f64();
+    bytes.chunks_exact(size_of::<S>()).map(|chunk| T::from_f64(read(chunk))).collect()
 }
 
 fn describe(kind: &str, list: &[String]) -> String {

@@ -161,7 +161,7 @@ pub fn write_tensors<E: Element + Message>(
     if let Some(error) = failed.into_inner() {
         return Err(error);
     }
-    written.map_err(|e| failed(path, bytes, e))
+    written.map_err(|e| write_error(path, bytes, e))
 }
 
 /// A small complete tensor in memory.
@@ -198,10 +198,10 @@ pub fn write_buffers(path: &Path, buffers: &BTreeMap<String, Vec<f64>>) -> Resul
         (name.clone(), Whole { shape: [values.len()], bytes })
     });
     let bytes: usize = buffers.values().map(|v| v.len() * 8).sum();
-    serialize_to_file(tensors, None, path).map_err(|e| failed(path, bytes, e))
+    serialize_to_file(tensors, None, path).map_err(|e| write_error(path, bytes, e))
 }
 
-fn failed(path: &Path, bytes: usize, error: safetensors::SafeTensorError) -> CheckpointError {
+fn write_error(path: &Path, bytes: usize, error: safetensors::SafeTensorError) -> CheckpointError {
     match error {
         safetensors::SafeTensorError::IoError(source) => {
             CheckpointError::io(path, &format!("write {bytes} bytes of tensors"), source)

@@ -41,7 +41,7 @@ impl Settings {
 pub(super) fn presets_text() -> String {
     let mut table = Table::new(&["preset", "what it is"]);
     for preset in PRESETS {
-        table.row(&[preset.name.to_string(), preset.summary.to_string()]);
+        table.row(vec![preset.name.to_string(), preset.summary.to_string()]);
     }
-    table.to_text()
+    table.render()
 }

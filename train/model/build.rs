@@ -29,6 +29,8 @@ pub struct ModelPlan<'a> {
     pub model: &'a ModelConfig,
     /// Its MoE layers, if there are any.
     pub moe: Option<&'a config::MoeConfig>,
+    /// Longest sequence; positions are below it.
+    pub seq_len: usize,
 }
 
 /// Declares all parameters and builds the layers of a rank.
@@ -46,7 +48,7 @@ pub fn build<T: Trainable>(
     let init = Init::Normal { std: model.init_std };
     let output_init = Init::Normal { std: model.init_std / (2.0 * model.layers.max(1) as f64).sqrt() };
     let frequencies = rope_frequencies(model.head_dim, model.rope_theta, None);
-    let rope = Arc::new(RopeTable::<T::Acc>::new(device, &frequencies));
+    let rope = Arc::new(RopeTable::<T::Acc>::new(device, &frequencies, 0..plan.seq_len as i32));
     let attention = AttentionConfig {
         width: model.d_model,
         heads: model.heads,
@@ -134,8 +136,8 @@ pub fn moe_config(moe: &config::MoeConfig) -> MoeConfig {
                 Score::Sigmoid => ScoreFunction::Sigmoid,
             },
             softmax_order: match moe.order {
-                ScoreOrder::SoftmaxTopk => SoftmaxOrder::BeforeTopK,
-                ScoreOrder::TopkSoftmax => SoftmaxOrder::AfterTopK,
+                ScoreOrder::ScoreFirst => SoftmaxOrder::BeforeTopK,
+                ScoreOrder::SelectFirst => SoftmaxOrder::AfterTopK,
             },
             renormalize: moe.renormalise,
             scaling_factor: moe.scaling,
@@ -148,7 +150,7 @@ pub fn moe_config(moe: &config::MoeConfig) -> MoeConfig {
         selection: match (moe.force, moe.selection) {
             (Force::Balanced, _) => plica_moe::config::Selection::ForcedBalanced,
             (Force::Biased(std), _) => plica_moe::config::Selection::ForcedBiased { std, fresh: false },
-            (Force::None, config::Selection::Topk) => plica_moe::config::Selection::TopK,
+            (Force::None, config::Selection::TopK) => plica_moe::config::Selection::TopK,
             (Force::None, config::Selection::Sinkhorn) => plica_moe::config::Selection::Sinkhorn,
             (Force::None, config::Selection::ExpertChoice) => plica_moe::config::Selection::ExpertChoice,
         },
@@ -165,7 +167,7 @@ pub fn moe_config(moe: &config::MoeConfig) -> MoeConfig {
             factor: capacity.factor.to_string().parse::<Factor>().expect("a checked decimal"),
             min: capacity.min,
             policy: match capacity.policy {
-                DropPolicy::Probs => Policy::Probability,
+                DropPolicy::Probability => Policy::Probability,
                 DropPolicy::Position => Policy::Position,
                 DropPolicy::Choice => Policy::Choice,
             },

@@ -56,7 +56,7 @@ pub fn engine<T: Trainable>(
     config: &Config,
 ) -> Result<Engine<T>, plica_dense::Error> {
     let mesh = Mesh::new(&context.world, config.layout.clone())?;
-    let plan = build::ModelPlan { model: &config.model, moe: config.moe.as_ref() };
+    let plan = build::ModelPlan { model: &config.model, moe: config.moe.as_ref(), seq_len: config.train.seq_len };
     let optimizer = OptimizerConfig {
         beta1: config.train.betas.0,
         beta2: config.train.betas.1,

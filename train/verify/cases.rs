@@ -80,10 +80,10 @@ const DISPATCHERS: [&str; 3] = ["all-to-all", "all-gather", "direct"];
 /// (name, settings that change what is computed).
 const DROPS: [(&str, &[&str]); 5] = [
     ("dropless", &[]),
-    ("probs", &["moe.capacity.factor=\"0.75\"", "moe.capacity.policy=probs"]),
+    ("probs", &["moe.capacity.factor=\"0.75\"", "moe.capacity.policy=probability"]),
     ("position", &["moe.capacity.factor=\"0.75\"", "moe.capacity.policy=position"]),
     ("choice", &["moe.capacity.factor=\"0.75\"", "moe.capacity.policy=choice"]),
-    ("padded", &["moe.capacity.factor=\"1.1\"", "moe.capacity.policy=probs", "moe.capacity.pad=true"]),
+    ("padded", &["moe.capacity.factor=\"1.1\"", "moe.capacity.policy=probability", "moe.capacity.pad=true"]),
 ];
 
 const RECOMPUTES: [&str; 5] = ["none", "full", "attention", "expert-activation", "moe"];

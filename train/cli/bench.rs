@@ -1,0 +1,49 @@
+//! `plica bench`: measurements with their roofline, for a person and as JSON lines.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+use super::Surroundings;
+use crate::bench::{self, Figure};
+
+/// Arguments of `plica bench`.
+#[derive(Debug, Args)]
+pub(super) struct Bench {
+    #[command(subcommand)]
+    what: What,
+    /// Append the figures as JSON lines.
+    #[arg(long, global = true, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Training steps of a preset: tokens a second, share of the measured matrix-product peak, peak memory.
+    Step(bench::StepBench),
+    /// Matrix products and grouped products at the shapes of moe-small against the peak of the FMA units.
+    Gemm(bench::GemmBench),
+    /// Dispatch and combine between 2 ranks against the copy bandwidth.
+    Dispatch(bench::DispatchBench),
+    /// Collectives between in-process ranks against the copy bandwidth.
+    Comm(bench::CommBench),
+}
+
+impl Bench {
+    pub(super) fn run(self, surroundings: &Surroundings) -> anyhow::Result<ExitCode> {
+        let figures = match self.what {
+            What::Step(step) => step.run(surroundings.cores, &surroundings.cargo_home, surroundings.stop)?,
+            What::Gemm(gemm) => gemm.run(surroundings.cores)?,
+            What::Dispatch(dispatch) => dispatch.run()?,
+            What::Comm(comm) => comm.run()?,
+        };
+        print!("{}", bench::table(&figures));
+        if let Some(path) = self.json {
+            let lines: String = figures.iter().map(Figure::to_json_line).collect();
+            let old = std::fs::read_to_string(&path).unwrap_or_default();
+            crate::checkpoint::store::write_whole(&path, (old + &lines).as_bytes())?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
