@@ -43,6 +43,24 @@ pub enum MoeError {
         /// The rule that this breaks.
         rule: &'static str,
     },
+    /// A backward that the global balance loss has not been prepared for.
+    #[error(
+        "layer {layer}: moe.balance.global is on, and the counts of the global batch were not given between forward \
+         and backward; call set_global_counts"
+    )]
+    GlobalCounts {
+        /// Layer of the router.
+        layer: usize,
+    },
+    /// A collective failed.
+    #[error(transparent)]
+    Comm(#[from] plica_comm::CommError),
+    /// The dense core refused or failed.
+    #[error(transparent)]
+    Dense(#[from] plica_dense::Error),
+    /// Tokens could not be sent, or a capacity could not be computed.
+    #[error(transparent)]
+    Dispatch(#[from] plica_dispatch::DispatchError),
     /// Experts that cannot be placed as asked.
     #[error("{0}")]
     Placement(String),
@@ -56,5 +74,16 @@ impl MoeError {
         rule: impl Into<String>,
     ) -> MoeError {
         MoeError::Config { field, value: value.to_string(), rule: rule.into() }
+    }
+}
+
+impl From<MoeError> for plica_dense::Error {
+    /// Errors that came from below go back as they were.
+    fn from(error: MoeError) -> plica_dense::Error {
+        match error {
+            MoeError::Dense(error) => error,
+            MoeError::Comm(error) => plica_dense::Error::Comm(error),
+            other => plica_dense::Error::slot(other),
+        }
     }
 }

@@ -28,14 +28,16 @@ pub fn expert_choice<A: Real>(
     chosen_by
 }
 
-/// Lists of experts a token as a table [t, k] with k the longest list (at least 1), -1 in unused slots.
-pub fn as_table(chosen_by: &[Vec<i32>]) -> (usize, Vec<i32>) {
-    let k = chosen_by.iter().map(Vec::len).max().unwrap_or(0).max(1);
+/// Lists of experts a token as a table [t, k], -1 in unused slots.
+///
+/// # Panics
+/// When a list is longer than `k`.
+pub fn as_table(chosen_by: &[Vec<i32>], k: usize) -> Vec<i32> {
     let mut ids_tk = vec![-1; chosen_by.len() * k];
     for (row, ids) in ids_tk.chunks_exact_mut(k).zip(chosen_by) {
         row[..ids.len()].copy_from_slice(ids);
     }
-    (k, ids_tk)
+    ids_tk
 }
 
 #[cfg(test)]
@@ -70,9 +72,8 @@ mod tests {
     }
 
     #[test]
-    fn tables_have_the_width_of_the_longest_list() {
-        assert_eq!(as_table(&[vec![1, 2], vec![], vec![0]]), (2, vec![1, 2, -1, -1, 0, -1]));
-        assert_eq!(as_table(&[vec![], vec![]]), (1, vec![-1, -1]));
-        assert_eq!(as_table(&[]), (1, vec![]));
+    fn tables_have_empty_slots_behind_the_lists() {
+        assert_eq!(as_table(&[vec![1, 2], vec![], vec![0]], 3), [1, 2, -1, -1, -1, -1, 0, -1, -1]);
+        assert!(as_table(&[], 2).is_empty());
     }
 }

@@ -1,0 +1,390 @@
+//! The router: logits = x W^T in the accumulator type from this rank's own token rows [t, d] and a dense weight
+//! [E, d] that is the same on all ranks (its gradient is a sum over TP, DP and CP); then selection, weights, capacity
+//! and the sums of the balance losses. Under sequence parallelism the rows of different TP ranks are different
+//! tokens. The forward returns the routing and a [`Choice`] of integers; recomputation weighs the stored choice
+//! again and never selects. The backward takes the gradient of the weights, adds those of the balance losses and
+//! of the z-loss on the logits, and goes back through W (and the jitter) to x.
+
+use plica_dense::{BatchScale, Cx, Init, ParamId, ParamSpec, ParamSpecs, Phase, Trainable};
+use plica_dispatch::{Capacity, Padding, Routing};
+use plica_kernels::ops::{elementwise, gemm};
+use plica_kernels::{Category, Float, Tensor};
+
+use crate::balance::{
+    BalanceCoefficients, BalanceSums, RowSets, balance_backward, balance_slopes, balance_sums, balance_value,
+    over_sequences,
+};
+use crate::choose::{Chooser, counts_of, drop_by_capacity, sum_over_tp};
+use crate::config::{CapacityScope, MoeConfig, Selection};
+use crate::error::MoeError;
+use crate::host::{on_host, to_device};
+use crate::jitter::Jitter;
+use crate::report::MoeReport;
+use crate::score::ScoreFunction;
+use crate::select::{Configured, Select};
+use crate::weighting::Weigh;
+
+/// The router of one layer.
+pub struct Router<T: Float> {
+    weight: ParamId,
+    layer: usize,
+    experts: usize,
+    top_k: usize,
+    score: ScoreFunction,
+    balance: BalanceCoefficients,
+    jitter_epsilon: f64,
+    capacity: Option<(Capacity, CapacityScope)>,
+    select: Box<dyn Select<T::Acc>>,
+    weigh: Box<dyn Weigh<T::Acc>>,
+    bias_e: Option<Vec<f64>>,
+}
+
+/// The decisions of one forward: what recomputation reuses.
+#[derive(Clone, Debug)]
+pub struct Choice {
+    chosen_ids_tk: Tensor<i32>,
+    kept_ids_tk: Tensor<i32>,
+    padding: Option<Padding>,
+    /// Derivative of the micro-batch and sequence losses by the normalised scores, [s, e].
+    slopes_se: Vec<f64>,
+    /// The same of the global loss, [e], once the counts of the global batch are known.
+    global_slopes_e: Option<Vec<f64>>,
+    z_slope: f64,
+    scale: BatchScale,
+}
+
+/// What a forward keeps.
+#[derive(Debug)]
+pub struct RouterSaved<T: Float> {
+    x_td: Tensor<T>,
+    logits_te: Tensor<T::Acc>,
+    choice: Choice,
+}
+
+impl<T: Float> RouterSaved<T> {
+    /// The decisions.
+    pub fn choice(&self) -> &Choice {
+        &self.choice
+    }
+
+    pub(crate) fn choice_mut(&mut self) -> &mut Choice {
+        &mut self.choice
+    }
+
+    pub(crate) fn x_td(&self) -> &Tensor<T> {
+        &self.x_td
+    }
+}
+
+impl Choice {
+    /// Experts [t, k] of this rank's tokens before dropping, -1 = none.
+    pub fn chosen_ids_tk(&self) -> &Tensor<i32> {
+        &self.chosen_ids_tk
+    }
+
+    /// Experts [t, k] after dropping.
+    pub fn kept_ids_tk(&self) -> &Tensor<i32> {
+        &self.kept_ids_tk
+    }
+
+    /// The sizes of the global batch.
+    pub fn scale(&self) -> &BatchScale {
+        &self.scale
+    }
+
+    fn k(&self) -> usize {
+        self.chosen_ids_tk.dim(1)
+    }
+}
+
+/// `value` over a number of the global batch that the batch must state.
+fn share(coefficient: f64, count: u64, what: &str) -> f64 {
+    if coefficient == 0.0 {
+        return 0.0;
+    }
+    assert!(
+        count > 0,
+        "a balance loss is on, and the batch does not say how many {what} the global batch has"
+    );
+    coefficient / count as f64
+}
+
+impl<T: Trainable> Router<T> {
+    /// Declares `NAME` [E, d] and the router of a valid configuration.
+    pub fn new(
+        specs: &mut ParamSpecs,
+        name: &str,
+        layer: usize,
+        width: usize,
+        config: &MoeConfig,
+        init: Init,
+    ) -> Router<T> {
+        let spec = ParamSpec::replicated(name, &[config.experts, width], true, init);
+        // Expert choice has taken its capacity into account when it picked.
+        let drops = config.selection != Selection::ExpertChoice;
+        Router {
+            weight: specs.add(spec),
+            layer,
+            experts: config.experts,
+            top_k: config.top_k,
+            score: config.weighting.score,
+            balance: config.balance,
+            jitter_epsilon: config.jitter_epsilon,
+            capacity: config.capacity.filter(|_| drops).map(|c| (c, config.capacity_scope)),
+            select: Box::new(Configured::new(config)),
+            weigh: Box::new(config.weighting),
+            bias_e: config.expert_bias.map(|_| vec![0.0; config.experts]),
+        }
+    }
+
+    /// Replaces the selection rule.
+    pub fn set_select(&mut self, select: Box<dyn Select<T::Acc>>) {
+        self.select = select;
+    }
+
+    /// Replaces the weighting rule.
+    pub fn set_weigh(&mut self, weigh: Box<dyn Weigh<T::Acc>>) {
+        self.weigh = weigh;
+    }
+
+    /// Handle of the weight [E, d].
+    pub fn parameter(&self) -> ParamId {
+        self.weight
+    }
+
+    /// The selection bias, where there is one: a buffer, saved with the model, changed between steps only.
+    pub fn bias_e(&self) -> Option<&[f64]> {
+        self.bias_e.as_deref()
+    }
+
+    /// The selection bias for writing.
+    pub fn bias_mut(&mut self) -> Option<&mut [f64]> {
+        self.bias_e.as_deref_mut()
+    }
+
+    fn jitter(&self, cx: &Cx<T>) -> Option<Jitter> {
+        let first = cx.tokens.first_token + cx.tokens.local_range().start as u64;
+        let noisy = self.jitter_epsilon > 0.0 && cx.tokens.training;
+        noisy.then(|| Jitter::new(cx.seed, self.layer, cx.step, self.jitter_epsilon, first))
+    }
+
+    fn logits(&self, x_td: &Tensor<T>, cx: &Cx<T>) -> Tensor<T::Acc> {
+        let noisy = self.jitter(cx).map(|jitter| jitter.apply(x_td));
+        gemm::matmul_nt_acc(noisy.as_ref().unwrap_or(x_td), &*cx.weight(self.weight))
+    }
+
+    /// Routing of this rank's tokens, what the backward needs, and what was counted.
+    ///
+    /// # Errors
+    /// [`MoeError::NotFinite`], an invalid selection, or a failed collective.
+    pub fn forward(
+        &self,
+        x_td: &Tensor<T>,
+        cx: &Cx<T>,
+    ) -> Result<(Routing<T::Acc>, RouterSaved<T>, MoeReport), MoeError> {
+        assert_eq!(x_td.rows(), cx.tokens.local_range().len(), "token rows of this rank");
+        let _phase = cx.phase(Phase::Router);
+        let logits_te = self.logits(x_td, cx);
+        let chooser = Chooser {
+            select: &*self.select,
+            experts: self.experts,
+            top_k: self.top_k,
+            bias_e: self.bias_e.as_deref(),
+            layer: self.layer,
+        };
+        let selected = chooser.choose(&logits_te, cx)?;
+        let (k, logits) = (selected.k, on_host(&logits_te));
+        let weights = self.weigh.weights_forward(&logits, self.experts, &selected.expert_ids_tk, k);
+        let (kept_ids, padding) = match &self.capacity {
+            None => (None, None),
+            Some((capacity, scope)) => {
+                let after = drop_by_capacity(&selected, &weights, self.experts, (capacity, *scope), cx)?;
+                (Some(after.expert_ids_tk), after.padding)
+            }
+        };
+        let mut report =
+            MoeReport { counts_e: counts_of(&selected.expert_ids_tk, self.experts), ..MoeReport::default() };
+        report.kept_e =
+            kept_ids.as_ref().map_or_else(|| report.counts_e.clone(), |ids| counts_of(ids, self.experts));
+        let slopes_se = self.balance_forward(&logits, &mut report, cx)?;
+        let ids = |ids: &[i32]| to_device(cx.device, [x_td.rows(), k], ids);
+        let chosen_ids_tk = ids(&selected.expert_ids_tk);
+        let choice = Choice {
+            kept_ids_tk: kept_ids.map_or_else(|| chosen_ids_tk.clone(), |kept| ids(&kept)),
+            chosen_ids_tk,
+            padding,
+            slopes_se,
+            global_slopes_e: None,
+            z_slope: share(self.balance.z, cx.tokens.scale.tokens, "tokens"),
+            scale: cx.tokens.scale,
+        };
+        drop(logits);
+        let routing = self.routing(&choice, &weights, cx);
+        Ok((routing, RouterSaved { x_td: x_td.clone(), logits_te, choice }, report))
+    }
+
+    /// The routing of a choice and the weights of its slots; the weight of a dropped slot is 0.
+    fn routing(&self, choice: &Choice, weights_tk: &[T::Acc], cx: &Cx<T>) -> Routing<T::Acc> {
+        let kept = on_host(&choice.kept_ids_tk);
+        let zero = T::Acc::from_f64(0.0);
+        let weights: Vec<T::Acc> =
+            kept.iter().zip(weights_tk).map(|(&id, &w)| if id < 0 { zero } else { w }).collect();
+        let weights_tk = to_device(cx.device, choice.kept_ids_tk.shape(), &weights);
+        let routing = Routing::new(self.experts, choice.kept_ids_tk.clone(), weights_tk);
+        match &choice.padding {
+            Some(padding) => routing.with_padding(padding.clone()),
+            None => routing,
+        }
+    }
+
+    /// The routing and `Saved` of a stored choice.
+    pub(crate) fn forward_again(
+        &self,
+        x_td: &Tensor<T>,
+        choice: &Choice,
+        cx: &Cx<T>,
+    ) -> (Routing<T::Acc>, RouterSaved<T>) {
+        let _phase = cx.phase(Phase::Router);
+        let saved =
+            RouterSaved { x_td: x_td.clone(), logits_te: self.logits(x_td, cx), choice: choice.clone() };
+        (self.routing_of(&saved, cx), saved)
+    }
+
+    /// The routing that `saved` belongs to, weighed again.
+    pub(crate) fn routing_of(&self, saved: &RouterSaved<T>, cx: &Cx<T>) -> Routing<T::Acc> {
+        let choice = &saved.choice;
+        let (logits, ids) = (on_host(&saved.logits_te), on_host(&choice.chosen_ids_tk));
+        let weights = self.weigh.weights_forward(&logits, self.experts, &ids, choice.k());
+        self.routing(choice, &weights, cx)
+    }
+
+    /// Fills the report's sums and returns the slopes of the micro-batch and sequence losses.
+    fn balance_forward(
+        &self,
+        logits_te: &[T::Acc],
+        report: &mut MoeReport,
+        cx: &Cx<T>,
+    ) -> Result<Vec<f64>, MoeError> {
+        let (sequence_t, sequences) = sequence_of_rows(cx);
+        let rows = RowSets { sequences, sequence_t: &sequence_t, padding_t: cx.tokens.local_padding() };
+        let sums = balance_sums(self.score, logits_te, self.experts, self.top_k, &rows);
+        report.tokens = sums.tokens;
+        report.z_sum = sums.z_sum;
+        report.entropy_sum = sums.entropy_sum;
+        report.balance_counts_e = over_sequences(&sums.counts_se, self.experts);
+        report.score_sums_e = over_sequences(&sums.score_sums_se, self.experts);
+        if self.balance.micro == 0.0 && self.balance.sequence == 0.0 {
+            return Ok(vec![0.0; sequences * self.experts]);
+        }
+        self.set_slopes(sums, report, cx)
+    }
+
+    fn set_slopes(
+        &self,
+        sums: BalanceSums,
+        report: &mut MoeReport,
+        cx: &Cx<T>,
+    ) -> Result<Vec<f64>, MoeError> {
+        let counts_se = sum_over_tp(sums.counts_se, cx)?;
+        let BatchScale { micro_batches, sequences, .. } = cx.tokens.scale;
+        let micro_share = share(self.balance.micro, micro_batches, "micro-batches");
+        let sequence_share = share(self.balance.sequence, sequences, "sequences");
+        let (experts, k) = (self.experts, self.top_k);
+        let tokens = cx.tokens.padding.iter().filter(|p| !**p).count() as u64;
+        let micro_counts = over_sequences(&counts_se, experts);
+        let micro_slopes = balance_slopes(&micro_counts, k, tokens);
+        if micro_share > 0.0 {
+            report.micro =
+                balance_value(&micro_counts, &report.score_sums_e, k, tokens) / micro_batches as f64;
+        }
+        let mut slopes_se = Vec::with_capacity(counts_se.len());
+        let padding = cx.tokens.padding.chunks(cx.tokens.sequence.max(1));
+        let tables = counts_se.chunks(experts).zip(sums.score_sums_se.chunks(experts));
+        for (padding, (counts_e, sums_e)) in padding.zip(tables) {
+            let tokens = padding.iter().filter(|p| !**p).count() as u64;
+            if sequence_share > 0.0 {
+                report.sequence += balance_value(counts_e, sums_e, k, tokens) / sequences as f64;
+            }
+            let slopes = balance_slopes(counts_e, k, tokens);
+            let both = slopes.iter().zip(&micro_slopes);
+            slopes_se.extend(both.map(|(s, m)| sequence_share * s + micro_share * m));
+        }
+        Ok(slopes_se)
+    }
+
+    /// Gives a choice the plain top-K counts of the whole global batch, which the global balance loss needs before
+    /// the backward.
+    pub(crate) fn set_global_counts(&self, choice: &mut Choice, counts_e: &[i64]) {
+        assert_eq!(counts_e.len(), self.experts, "one count an expert");
+        let mut slopes_e = balance_slopes(counts_e, self.top_k, choice.scale.tokens);
+        slopes_e.iter_mut().for_each(|s| *s *= self.balance.global);
+        choice.global_slopes_e = Some(slopes_e);
+    }
+
+    /// Adds to `dx_td` what comes back through the router; `dweights_tk` is the gradient of the weights.
+    ///
+    /// # Errors
+    /// [`MoeError::GlobalCounts`] when the global balance loss is on and its counts were not given.
+    pub(crate) fn backward(
+        &self,
+        saved: RouterSaved<T>,
+        dweights_tk: &Tensor<T::Acc>,
+        mut dx_td: Tensor<T>,
+        cx: &mut Cx<T>,
+    ) -> Result<Tensor<T>, MoeError> {
+        let _phase = cx.phase(Phase::Router);
+        let RouterSaved { x_td, logits_te, choice } = saved;
+        let logits = on_host(&logits_te);
+        let mut dlogits = vec![T::Acc::from_f64(0.0); logits.len()];
+        let ids = on_host(&choice.chosen_ids_tk);
+        let dweights = on_host(dweights_tk);
+        self.weigh.weights_backward(&logits, self.experts, &ids, choice.k(), &dweights, &mut dlogits);
+        self.balance_gradient(&logits, &choice, &mut dlogits, cx)?;
+        let dlogits_te = to_device(cx.device, logits_te.shape(), &dlogits);
+        drop((logits, ids, dweights));
+        if !dx_td.is_unique() {
+            dx_td = dx_td.duplicate(Category::Activation);
+        }
+        let x_td = match self.jitter(cx) {
+            None => {
+                gemm::matmul_nn_add(&mut dx_td, &dlogits_te, &*cx.weight(self.weight));
+                x_td
+            }
+            Some(jitter) => {
+                let dnoisy: Tensor<T> = gemm::matmul_nn(&dlogits_te, &*cx.weight(self.weight));
+                elementwise::add_assign(&mut dx_td, &jitter.apply(&dnoisy));
+                jitter.apply(&x_td)
+            }
+        };
+        cx.weight_grad(self.weight, move |grad| gemm::accumulate_tn(grad, &dlogits_te, &x_td));
+        Ok(dx_td)
+    }
+
+    fn balance_gradient(
+        &self,
+        logits_te: &[T::Acc],
+        choice: &Choice,
+        dlogits_te: &mut [T::Acc],
+        cx: &Cx<T>,
+    ) -> Result<(), MoeError> {
+        let mut slopes_se = choice.slopes_se.clone();
+        if self.balance.global > 0.0 {
+            let slopes_e =
+                choice.global_slopes_e.as_ref().ok_or(MoeError::GlobalCounts { layer: self.layer })?;
+            for row in slopes_se.chunks_exact_mut(self.experts) {
+                row.iter_mut().zip(slopes_e).for_each(|(s, g)| *s += g);
+            }
+        }
+        let (sequence_t, sequences) = sequence_of_rows(cx);
+        let rows = RowSets { sequences, sequence_t: &sequence_t, padding_t: cx.tokens.local_padding() };
+        balance_backward(self.score, logits_te, &rows, &slopes_se, choice.z_slope, dlogits_te);
+        Ok(())
+    }
+}
+
+/// Sequence of each of this rank's rows, and the number of sequences of the micro-batch.
+fn sequence_of_rows<T: Float>(cx: &Cx<T>) -> (Vec<usize>, usize) {
+    let length = cx.tokens.sequence.max(1);
+    let sequence_t = cx.tokens.local_range().map(|row| row / length).collect();
+    (sequence_t, cx.tokens.len().div_ceil(length))
+}

@@ -1,0 +1,127 @@
+//! Shared experts: one dense SwiGLU MLP that sees every token of the rank (padding included, as dense layers do),
+//! cut over the tensor-parallel group of the attention (not over ETP), optionally scaled by a gate
+//! sigmoid(x . w), w [1, d] the same on all ranks. Runs while the rows of the routed experts travel.
+//! Sources: DeepSeekMoE, arXiv 2401.06066 (shared experts); Qwen2-MoE (the gate).
+
+use plica_dense::mlp::{Mlp, MlpSaved};
+use plica_dense::{Cx, FeedForward, Init, ParamId, ParamSpec, ParamSpecs, Phase, Place, Trainable};
+use plica_kernels::ops::{elementwise, gemm};
+use plica_kernels::{Category, Float, Real, Tensor};
+
+use crate::config::SharedExperts;
+use crate::error::MoeError;
+use crate::host::on_host;
+use crate::score::sigmoid;
+
+/// The shared experts of a layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Shared {
+    mlp: Mlp,
+    gate: Option<ParamId>,
+}
+
+/// What a forward keeps.
+#[derive(Debug)]
+pub struct SharedSaved<T: Float> {
+    mlp: MlpSaved<T>,
+    gated: Option<Gated<T>>,
+}
+
+#[derive(Debug)]
+struct Gated<T: Float> {
+    x_td: Tensor<T>,
+    y_td: Tensor<T>,
+    gate_t: Tensor<T::Acc>,
+}
+
+impl Shared {
+    /// Declares the MLP under `NAME` and, where wanted, `NAME.output_gate` [1, d].
+    ///
+    /// # Errors
+    /// When the width does not divide over TP.
+    pub fn new(
+        specs: &mut ParamSpecs,
+        name: &str,
+        width: usize,
+        config: SharedExperts,
+        (init, down_init): (Init, Init),
+        place: &Place,
+    ) -> Result<Shared, MoeError> {
+        let mlp = Mlp::new(specs, name, (width, config.ffn), (init, down_init), place)?;
+        let gate = ParamSpec::replicated(format!("{name}.output_gate"), &[1, width], true, init);
+        Ok(Shared { mlp: mlp.with_phase(Phase::SharedExpert), gate: config.gate.then(|| specs.add(gate)) })
+    }
+
+    /// Output rows [t, d] of this rank's tokens, and what the backward needs.
+    ///
+    /// # Errors
+    /// A failed collective.
+    pub fn forward<T: Trainable>(
+        &self,
+        x_td: &Tensor<T>,
+        cx: &mut Cx<T>,
+    ) -> Result<(Tensor<T>, SharedSaved<T>), MoeError> {
+        let (y_td, mlp, ()) = self.mlp.forward(x_td, cx)?;
+        let Some(gate) = self.gate else { return Ok((y_td, SharedSaved { mlp, gated: None })) };
+        let _phase = cx.phase(Phase::SharedExpert);
+        let logits_t1 = gemm::matmul_nt_acc(x_td, &*cx.weight(gate));
+        let gate_t = map(&logits_t1, sigmoid).reshape([x_td.rows()]);
+        let gated_td = elementwise::scale_rows(&y_td, &gate_t);
+        Ok((gated_td, SharedSaved { mlp, gated: Some(Gated { x_td: x_td.clone(), y_td, gate_t }) }))
+    }
+
+    /// What a forward would keep, made again.
+    ///
+    /// # Errors
+    /// A failed collective.
+    pub fn forward_again<T: Trainable>(
+        &self,
+        x_td: &Tensor<T>,
+        cx: &mut Cx<T>,
+    ) -> Result<SharedSaved<T>, MoeError> {
+        match self.gate {
+            None => Ok(SharedSaved { mlp: self.mlp.forward_again(x_td, &(), cx)?, gated: None }),
+            Some(_) => Ok(self.forward(x_td, cx)?.1),
+        }
+    }
+
+    /// Gradient of the input rows; hands in the weight gradients.
+    ///
+    /// # Errors
+    /// A failed collective.
+    pub fn backward<T: Trainable>(
+        &self,
+        saved: SharedSaved<T>,
+        dy_td: &Tensor<T>,
+        cx: &mut Cx<T>,
+    ) -> Result<Tensor<T>, MoeError> {
+        let SharedSaved { mlp, gated } = saved;
+        let (Some(gate), Some(Gated { x_td, y_td, gate_t })) = (self.gate, gated) else {
+            return Ok(self.mlp.backward(mlp, dy_td, cx)?);
+        };
+        let phase = cx.phase(Phase::SharedExpert);
+        let dgate_t = elementwise::row_dot(dy_td, &y_td);
+        let dscaled_td = elementwise::scale_rows(dy_td, &gate_t);
+        drop((phase, y_td));
+        let mut dx_td = self.mlp.backward(mlp, &dscaled_td, cx)?;
+        let _phase = cx.phase(Phase::SharedExpert);
+        let dlogits = combine(&dgate_t, &gate_t, |d, g| d * g * (T::Acc::from_f64(1.0) - g));
+        let dlogits_t1 = dlogits.reshape([x_td.rows(), 1]);
+        if !dx_td.is_unique() {
+            dx_td = dx_td.duplicate(Category::Activation);
+        }
+        gemm::matmul_nn_add(&mut dx_td, &dlogits_t1, &*cx.weight(gate));
+        cx.weight_grad(gate, move |grad| gemm::accumulate_tn(grad, &dlogits_t1, &x_td));
+        Ok(dx_td)
+    }
+}
+
+fn map<A: Real>(x: &Tensor<A>, f: impl Fn(A) -> A) -> Tensor<A> {
+    let values: Vec<A> = on_host(x).iter().map(|&v| f(v)).collect();
+    Tensor::from_slice(x.device(), x.shape(), &values, Category::Activation)
+}
+
+fn combine<A: Real>(a: &Tensor<A>, b: &Tensor<A>, f: impl Fn(A, A) -> A) -> Tensor<A> {
+    let values: Vec<A> = on_host(a).iter().zip(on_host(b).iter()).map(|(&x, &y)| f(x, y)).collect();
+    Tensor::from_slice(a.device(), a.shape(), &values, Category::Activation)
+}
