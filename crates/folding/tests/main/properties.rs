@@ -168,7 +168,7 @@ fn every_order_of_every_layout_of_6_and_8_ranks() {
             let layouts = enumerate(world, &limits);
             let all = enumerate(world, &Limits::default()).len();
             assert_eq!(layouts.len() == all, order.ends_in_pp(), "{order} at {world}");
-            layouts.iter().for_each(|layout| check_layout(layout));
+            layouts.iter().for_each(check_layout);
         }
     }
 }
@@ -184,7 +184,10 @@ fn an_order_without_pp_last_is_accepted_exactly_where_the_stages_agree() {
                 let stride = order.tokens().iter().take_while(|&&t| t != Axis::Pp);
                 let stride: usize =
                     stride.filter_map(|&t: &Axis| MeshKind::axis_of(mesh, t)).map(size).product();
-                (0..12).filter(|r| r / stride % good.pp() == 0).map(|r| (r, stride)).collect::<Vec<_>>()
+                (0..12)
+                    .filter(|r| (r / stride).is_multiple_of(good.pp()))
+                    .map(|r| (r, stride))
+                    .collect::<Vec<_>>()
             };
             let same = slow_groups(MeshKind::Attention) == slow_groups(MeshKind::Expert);
             let expected = good.pp() == 1 || (good.dp() == good.edp() && same);
