@@ -1,9 +1,9 @@
 //! The data-parallel sizes that solve both equations, the nearest values where none does, and searches over
 //! all legal layouts of a world.
 //!
-//! Distance between two sizes is `|ln a - ln b|`, so that halving and doubling are equally far.
+//! Distance between two sizes is `|log2 a - log2 b|`, so that halving and doubling are equally far.
 
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, HashMap};
 
 use crate::axis::{Axis, MeshKind, Order};
 use crate::error::LayoutError;
@@ -60,9 +60,11 @@ pub fn enumerate(world: usize, limits: &Limits) -> Vec<Layout> {
 }
 
 /// The legal layouts nearest to a refused specification, nearest first, at most eight: same world, same order
-/// where possible (else with `pp` last). Distances add up over the axes; ties go to fewer changed axes. Where `etp`
-/// was left to follow `tp` it still does if ETP = TP, and `dp` is written out only where the specification wrote
-/// it. Empty where no layout of that world exists (world 0, or above [`MAX_WORLD`]).
+/// where possible (else with `pp` last). Distances add up over the axes; ties go to fewer changed axes.
+///
+/// Where `etp` was left to follow `tp` it still does if ETP = TP, and `dp` is written out only where the
+/// specification wrote it. Of a world with more than 32 divisors, the 32 nearest sizes of TP, PP and ETP are
+/// tried. Empty where no layout exists (world 0, or above [`MAX_WORLD`]).
 pub fn nearest_valid(spec: &LayoutSpec) -> Vec<LayoutSpec> {
     let mut found = Vec::new();
     for Near { sizes: [tp, cp, pp, etp, ep], .. } in nearest_sizes(spec) {
@@ -85,47 +87,59 @@ struct Near {
     sizes: [usize; 5],
 }
 
-/// The eight nearest factorisations, ascending. Both lists are walked by distance and left as soon as nothing
-/// nearer than the worst kept one can follow, so that worlds with very many factorisations stay cheap.
+/// Layouts that [`nearest_valid`] returns.
+const WANTED: usize = 8;
+/// Sizes tried along each axis; worlds of up to 16 million ranks have at most 25 powers of two, so this cuts only
+/// worlds with unusually many divisors.
+const TRIED: usize = 32;
+
+/// The eight nearest factorisations, ascending. For one stage count, one TP and one ETP the costs of CP and EP
+/// simply add, so only the eight nearest of each can be in the answer.
 fn nearest_sizes(spec: &LayoutSpec) -> Vec<Near> {
-    const WANTED: usize = 8;
     let mut best: BinaryHeap<Near> = BinaryHeap::new();
-    // Sums compare in millionths, so that equal ratios are ties whatever the rounding of each logarithm.
-    let coarse = |far: u64| (far + 500) / 1000;
-    let beyond = |best: &BinaryHeap<Near>, far: u64| {
-        best.len() == WANTED && best.peek().is_some_and(|worst| coarse(far) > worst.distance)
-    };
-    let mut stages = divisors(spec.world);
-    stages.sort_by_key(|&pp| (distance(pp, spec.pp), pp));
-    for pp in stages {
-        let stage_far = distance(pp, spec.pp);
-        if beyond(&best, stage_far) {
-            break;
-        }
-        let pairs = factor_pairs(spec.world / pp);
-        let dp_far = |tp, cp| spec.dp.map_or(0, |dp| distance(spec.world / pp / tp / cp, dp));
-        let attention_far =
-            |&(tp, cp): &(usize, usize)| distance(tp, spec.tp) + distance(cp, spec.cp) + dp_far(tp, cp);
-        let mut attention = pairs.clone();
-        attention.sort_by_cached_key(|pair| (attention_far(pair), *pair));
-        for (tp, cp) in attention {
-            let far = stage_far + attention_far(&(tp, cp));
-            if beyond(&best, far) {
-                break;
-            }
-            for &(etp, ep) in &pairs {
-                let wanted = [spec.tp, spec.cp, spec.pp, spec.etp.unwrap_or(tp), spec.ep];
-                let sizes = [tp, cp, pp, etp, ep];
-                let distance = coarse(far + distance(etp, wanted[3]) + distance(ep, spec.ep));
-                let changed_count = sizes.iter().zip(wanted).filter(|(a, b)| **a != *b).count();
-                best.push(Near { distance, changed_count, sizes });
-                if best.len() > WANTED {
-                    best.pop();
+    for pp in near_divisors(spec.world, spec.pp) {
+        let stage = spec.world / pp;
+        let nearest_of = |rest: usize, cost: &dyn Fn(usize) -> u64| {
+            let mut sizes = divisors(rest);
+            sizes.sort_by_cached_key(|&size| (cost(size), size));
+            sizes.truncate(WANTED);
+            sizes
+        };
+        let ep_cost = |ep| distance(ep, spec.ep);
+        let eps: HashMap<usize, Vec<usize>> =
+            divisors(stage).into_iter().map(|etp| (etp, nearest_of(stage / etp, &ep_cost))).collect();
+        for tp in near_divisors(stage, spec.tp) {
+            let dp_cost = |cp| spec.dp.map_or(0, |dp| distance(stage / tp / cp, dp));
+            let cp_cost = |cp| distance(cp, spec.cp) + dp_cost(cp);
+            let cps = nearest_of(stage / tp, &cp_cost);
+            let wanted_etp = spec.etp.unwrap_or(tp);
+            for etp in near_divisors(stage, wanted_etp) {
+                let fixed = distance(pp, spec.pp) + distance(tp, spec.tp) + distance(etp, wanted_etp);
+                let pairs = cps.iter().flat_map(|&cp| eps[&etp].iter().map(move |&ep| (cp, ep)));
+                for (cp, ep) in pairs {
+                    let sizes = [tp, cp, pp, etp, ep];
+                    let wanted = [spec.tp, spec.cp, spec.pp, wanted_etp, spec.ep];
+                    let changed_count = sizes.iter().zip(wanted).filter(|(a, b)| **a != *b).count();
+                    best.push(Near { distance: fixed + cp_cost(cp) + ep_cost(ep), changed_count, sizes });
+                    if best.len() > WANTED {
+                        best.pop();
+                    }
                 }
             }
         }
     }
     best.into_sorted_vec()
+}
+
+/// The divisors of `total` nearest to `wanted`, and 1, which always leaves room for the other axes.
+fn near_divisors(total: usize, wanted: usize) -> Vec<usize> {
+    let mut sizes = divisors(total);
+    sizes.sort_by_cached_key(|&size| (distance(size, wanted), size));
+    if sizes.len() > TRIED {
+        sizes.truncate(TRIED);
+        sizes.push(1);
+    }
+    sizes
 }
 
 /// The sizes with their own order, else with that order repaired.
@@ -135,16 +149,9 @@ fn with_usable_order(sizes: LayoutSpec) -> Option<LayoutSpec> {
     [sizes, other].into_iter().find(|s| Layout::new(s).is_ok())
 }
 
-/// All `(a, b)` with `a · b` dividing `total`.
-fn factor_pairs(total: usize) -> Vec<(usize, usize)> {
-    let all = divisors(total);
-    let pairs = all.iter().flat_map(|&a| all.iter().map(move |&b| (a, b)));
-    pairs.filter(|&(a, b)| total.is_multiple_of(a * b)).collect()
-}
-
-/// `|ln a - ln b|` in billionths.
+/// `|log2 a - log2 b|` in millionths, a whole number so that equal changes compare equal. 0 counts as 1.
 fn distance(a: usize, b: usize) -> u64 {
-    ((a.max(1) as f64).ln() - (b.max(1) as f64).ln()).abs().mul_add(1e9, 0.5) as u64
+    (((a.max(1) as f64).log2() - (b.max(1) as f64).log2()).abs() * 1e6).round() as u64
 }
 
 /// The divisors of `n`, ascending. Empty for 0 and above [`MAX_WORLD`], for which no layout exists.
