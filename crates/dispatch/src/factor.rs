@@ -74,9 +74,6 @@ impl std::str::FromStr for Factor {
         let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
         let fraction = fraction.trim_end_matches('0');
         let digits = format!("{whole}{fraction}");
-        if digits.is_empty() && trimmed.contains('0') {
-            return Err(not_a_number());
-        }
         if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
             return Err(not_a_number());
         }

@@ -7,6 +7,7 @@
 
 pub mod all_gather;
 pub mod all_to_all;
+pub mod bench;
 pub mod capacity;
 pub mod choose;
 pub mod direct;
