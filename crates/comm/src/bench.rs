@@ -100,6 +100,8 @@ pub struct CopyRate {
     pub bytes: u64,
     /// Median time, of the slowest rank.
     pub median_ns: f64,
+    /// Fastest repetition.
+    pub min_ns: f64,
 }
 
 impl CopyRate {
@@ -176,11 +178,11 @@ pub fn time_copy(group: &Group, bytes: usize, repetitions: usize) -> Result<Copy
     let n = bytes.div_ceil(4);
     let source = Tensor::<f32>::zeros(group.device(), [n], Category::Workspace);
     let mut target = Tensor::<f32>::zeros(group.device(), [n], Category::Workspace);
-    let [median_ns, ..] = time(group, repetitions, || {
+    let [median_ns, min_ns, _] = time(group, repetitions, || {
         copy_range(&mut target, 0, &source, 0..n);
         Ok(())
     })?;
-    Ok(CopyRate { bytes: (n * 4) as u64, median_ns })
+    Ok(CopyRate { bytes: (n * 4) as u64, median_ns, min_ns })
 }
 
 /// Median, fastest and slowest time of the slowest rank, in nanoseconds.

@@ -13,7 +13,7 @@ mod tests;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::communicator::{Communicator, Operation, Purpose, Request, Started};
@@ -57,7 +57,9 @@ pub(crate) struct Abort {
 pub(crate) struct World {
     ranks: Vec<Rank>,
     hubs: Mutex<HashMap<(String, Vec<usize>), Arc<Hub>>>,
-    abort: OnceLock<Abort>,
+    /// Whether `abort` is there: looked at in every wait.
+    has_ended: AtomicBool,
+    abort: Mutex<Option<Abort>>,
     options: LocalOptions,
 }
 
@@ -94,7 +96,8 @@ impl World {
         Arc::new(World {
             ranks: recorders.into_iter().map(rank).collect(),
             hubs: Mutex::default(),
-            abort: OnceLock::new(),
+            has_ended: AtomicBool::new(false),
+            abort: Mutex::default(),
             options,
         })
     }
@@ -124,15 +127,19 @@ impl World {
 
     /// Ends the run, unless it has ended; wakes everyone.
     pub(crate) fn abort(&self, rank: usize, cause: &str) {
-        if self.abort.set(Abort { rank, cause: cause.to_string() }).is_ok() {
+        let mut first = lock(&self.abort);
+        if first.is_none() {
             tracing::error!(rank, cause, "a rank failed, the run ends");
+            *first = Some(Abort { rank, cause: cause.to_string() });
         }
+        drop(first);
+        self.has_ended.store(true, Ordering::SeqCst);
         self.ranks.iter().for_each(|r| r.signal.raise());
     }
 
     /// The first cause, if the run was ended.
-    pub(crate) fn first_cause(&self) -> Option<&Abort> {
-        self.abort.get()
+    pub(crate) fn first_cause(&self) -> Option<Abort> {
+        lock(&self.abort).clone()
     }
 
     /// Notes that a rank's program has returned: nobody should wait for it any more.
@@ -142,8 +149,11 @@ impl World {
     }
 
     fn aborted(&self, waiting: impl FnOnce() -> Option<Box<Waiting>>) -> Result<(), CommError> {
-        let Some(Abort { rank, cause }) = self.abort.get() else { return Ok(()) };
-        Err(CommError::Aborted { rank: *rank, cause: cause.clone(), waiting: waiting() })
+        if !self.has_ended.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        let Abort { rank, cause } = self.first_cause().expect("set before the run is marked as ended");
+        Err(CommError::Aborted { rank, cause, waiting: waiting() })
     }
 }
 

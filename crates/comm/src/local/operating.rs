@@ -38,6 +38,8 @@ pub(super) struct Operating {
     purpose: Purpose,
     bytes: u64,
     two_phases: bool,
+    /// Whether the end has to wait until the others have read the own input.
+    lends: bool,
     state: Mutex<State>,
 }
 
@@ -56,6 +58,7 @@ impl Operating {
             hub: communicator.hub.clone(),
             rank: communicator.global_rank(),
             two_phases: reduces && bytes >= TWO_PHASE_BYTES && communicator.hub.members.len() > 2,
+            lends: request.payload.is_some() && request.operation != Operation::Expose,
             slot,
             key,
             party,
@@ -80,7 +83,7 @@ impl Operating {
             match self.slot.verdict().expect("there is a verdict once all have arrived") {
                 Err(mismatch) => {
                     self.leave(true);
-                    *state = State::Built(Err(CommError::Mismatch(mismatch.clone())));
+                    *state = State::Built(Err(CommError::Mismatch(mismatch)));
                 }
                 Ok(()) if self.two_phases => {
                     let part = self
@@ -163,7 +166,7 @@ impl Operating {
             let seen = signal.events();
             if self.advance() {
                 let failed = matches!(&*lock(&self.state), State::Built(Err(_)));
-                if failed || self.slot.stage() == Stage::Released {
+                if failed || !self.lends || self.slot.stage() == Stage::Released {
                     return Ok(waited);
                 }
             }

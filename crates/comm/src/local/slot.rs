@@ -3,7 +3,7 @@
 //! is released when all are done, also when some of them gave up their output.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
-use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use crate::communicator::Request;
 use crate::error::Mismatch;
@@ -38,7 +38,8 @@ pub(super) struct Slot {
     parties: Vec<usize>,
     entries: RwLock<Vec<Option<Entry>>>,
     published: RwLock<Vec<Option<Payload>>>,
-    verdict: OnceLock<Result<(), Box<Mismatch>>>,
+    /// On the requests, once all have arrived.
+    verdict: Mutex<Option<Result<(), Box<Mismatch>>>>,
     settled: AtomicUsize,
     done: Vec<AtomicBool>,
     done_count: AtomicUsize,
@@ -51,7 +52,7 @@ impl Slot {
         Slot {
             entries: RwLock::new((0..n).map(|_| None).collect()),
             published: RwLock::new((0..n).map(|_| None).collect()),
-            verdict: OnceLock::new(),
+            verdict: Mutex::default(),
             settled: AtomicUsize::new(0),
             done: (0..n).map(|_| AtomicBool::new(false)).collect(),
             done_count: AtomicUsize::new(0),
@@ -97,7 +98,7 @@ impl Slot {
             // Nobody will read an input: their owners get them back at once.
             entries.iter_mut().flatten().for_each(|entry| entry.request.payload = None);
         }
-        self.verdict.set(verdict).expect("one last arrival");
+        *super::lock(&self.verdict) = Some(verdict);
         self.stage.store(Stage::Arrived as u8, Ordering::SeqCst);
         true
     }
@@ -125,8 +126,8 @@ impl Slot {
     }
 
     /// The verdict on the requests, once all have arrived.
-    pub(super) fn verdict(&self) -> Option<&Result<(), Box<Mismatch>>> {
-        self.verdict.get()
+    pub(super) fn verdict(&self) -> Option<Result<(), Box<Mismatch>>> {
+        super::lock(&self.verdict).clone()
     }
 
     /// The entries, for reading only; held while an output is made from them.

@@ -35,6 +35,10 @@ impl Signal {
     pub(super) fn wait(&self, seen: u64, spin: Duration, until: Instant) {
         let started = Instant::now();
         while self.events() == seen && started.elapsed() < spin {
+            // Where another program has the other core, whom we wait for may need this one.
+            if started.elapsed() > spin / 16 {
+                std::thread::yield_now();
+            }
             for _ in 0..32 {
                 std::hint::spin_loop();
             }
