@@ -174,7 +174,6 @@ pub fn ce_nll<A: Real>(
 /// Turns the logits into `scale * (softmax - one_hot(target))`, given the maxima and sums over the whole
 /// vocabulary; rows with an ignored target and padded columns become zeros. In place when `logits_tv` is the
 /// only handle of its buffer.
-#[expect(clippy::too_many_arguments, reason = "the pieces of a row and where the slice lies")]
 pub fn ce_backward_in_place<T: Float>(
     logits_tv: Tensor<T>,
     max_t: &Tensor<T::Acc>,

@@ -170,8 +170,9 @@ fn s21_padded_columns_of_the_vocabulary_never_count() {
     }
     let total = Tensor::from_slice(&device, [10], &total, Category::CommBuffer);
     let logit = Tensor::from_slice(&device, [10], &logit, Category::CommBuffer);
+    // ln 10 = 2.302585; ln 12 would mean that padding leaks.
     for nll in ce_nll(&max, &total, &logit, &targets).to_vec() {
-        assert!((f64::from(nll) - 10f64.ln()).abs() < 3e-7 && (nll - 2.302_585).abs() < 1e-6);
+        assert!((f64::from(nll) - 10f64.ln()).abs() < 3e-7);
     }
     let gradient = ce_backward_in_place(slice(), &max, &total, &targets, 9, 1, 1.0);
     for (t, row) in gradient.data().chunks(3).enumerate() {
@@ -181,7 +182,7 @@ fn s21_padded_columns_of_the_vocabulary_never_count() {
     // The same on one rank with a padded head.
     let logits = Tensor::<f32>::zeros(&device, [10, 12], Category::Activation);
     let (nll, gradient) = cross_entropy_in_place(logits, &targets, 10, 1.0);
-    assert!(nll.to_vec().iter().all(|nll| (nll - 2.302_585).abs() < 1e-6));
+    assert!(nll.to_vec().iter().all(|nll| (f64::from(*nll) - 10f64.ln()).abs() < 3e-7));
     assert!(gradient.data().chunks(12).all(|row| row[10..] == [0.0, 0.0]));
 }
 
