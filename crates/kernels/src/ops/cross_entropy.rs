@@ -4,7 +4,8 @@
 //! that never counts and gets gradient 0. The pieces, between which the caller reduces over the ranks:
 //! [`ce_local_max`] | max | [`ce_local_sum_exp_and_target`] | sum | [`ce_nll`], [`ce_backward_in_place`].
 //! On one rank [`cross_entropy_in_place`] does it all while a row lies in the cache: the logits are read from
-//! memory once and the gradient is written once. Sums of a row run in fixed lanes.
+//! memory once and the gradient is written once. Sums of a row run in fixed lanes, in functions of their own
+//! (never inlined), so that the compiler makes each loop into vector code whatever surrounds it.
 
 use num_traits::Float as _;
 
@@ -42,7 +43,7 @@ fn local_column(target: i32, first_id: usize, valid_columns: usize) -> Option<us
     (column < valid_columns).then_some(column)
 }
 
-#[inline(always)]
+#[inline(never)]
 fn row_max<T: Float>(row: &[T]) -> T::Acc {
     let larger = |a: T::Acc, b: T::Acc| if a > b { a } else { b };
     let mut lanes = [T::Acc::neg_infinity(); LANES];
@@ -57,7 +58,7 @@ fn row_max<T: Float>(row: &[T]) -> T::Acc {
 }
 
 /// sum e^(x - max) over a row.
-#[inline(always)]
+#[inline(never)]
 fn row_sum_exp<T: Float>(row: &[T], max: T::Acc) -> T::Acc {
     let mut lanes = [T::Acc::default(); LANES];
     let mut strips = row.chunks_exact(LANES);
@@ -73,7 +74,6 @@ fn row_sum_exp<T: Float>(row: &[T], max: T::Acc) -> T::Acc {
 }
 
 /// Maximum and sum of one row in one read of memory: strip by strip, the sum so far moved to the new maximum.
-#[inline(always)]
 fn row_statistics<T: Float>(row: &[T]) -> (T::Acc, T::Acc) {
     let (mut max, mut sum) = (T::Acc::neg_infinity(), T::Acc::default());
     for strip in row.chunks(STRIP) {
@@ -90,7 +90,7 @@ fn row_statistics<T: Float>(row: &[T]) -> (T::Acc, T::Acc) {
 }
 
 /// x -> factor e^(x - max), then `scale` less at the target; zeros behind the valid columns.
-#[inline(always)]
+#[inline(never)]
 fn row_gradient<T: Float>(
     row: &mut [T],
     valid_columns: usize,

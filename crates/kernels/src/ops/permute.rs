@@ -17,8 +17,8 @@ mod tests;
 /// Index of a row that is all zeros and receives no gradient.
 pub const EMPTY_ROW: u32 = u32::MAX;
 
-/// Columns that are summed at a time, so that the running sums stay in registers.
-const STRIP: usize = 64;
+/// Columns that are summed at a time: the running sums stay in the nearest cache.
+const STRIP: usize = 512;
 
 /// For every target the rows that it sums, in order: target t has `rows[offsets[t]..offsets[t + 1]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -159,9 +159,17 @@ fn sum_lists<'a, T: Float>(
             match index.list(first + i) {
                 [] => out.fill(T::default()),
                 [one] => out.copy_from_slice(row(*one)),
-                list => {
-                    for (strip, out) in out.chunks_mut(STRIP).enumerate() {
-                        sum_strip(out, list.iter().map(|&r| &row(r)[strip * STRIP..]));
+                [first, second] => add_rows(out, row(*first), row(*second)),
+                [first, second, others @ ..] => {
+                    for start in (0..row_len).step_by(STRIP) {
+                        let strip = start..(start + STRIP).min(row_len);
+                        let part = |r: u32| &row(r)[strip.clone()];
+                        sum_strip(
+                            &mut out[strip.clone()],
+                            part(*first),
+                            part(*second),
+                            others.iter().map(|&r| part(r)),
+                        );
                     }
                 }
             }
@@ -171,27 +179,26 @@ fn sum_lists<'a, T: Float>(
 }
 
 #[inline(always)]
-fn sum_strip<'a, T: Float>(out: &mut [T], rows: impl Iterator<Item = &'a [T]>) {
-    let mut sums = [T::Acc::default(); STRIP];
-    if let Ok(out) = <&mut [T; STRIP]>::try_from(&mut *out) {
-        for row in rows {
-            let row: &[T; STRIP] = row[..STRIP].try_into().expect("a whole strip");
-            for i in 0..STRIP {
-                sums[i] += row[i].to_acc();
-            }
-        }
-        for i in 0..STRIP {
-            out[i] = T::from_acc(sums[i]);
-        }
-        return;
+fn add_rows<T: Float>(out: &mut [T], a: &[T], b: &[T]) {
+    for ((o, a), b) in out.iter_mut().zip(a).zip(b) {
+        *o = T::from_acc(a.to_acc() + b.to_acc());
     }
-    for row in rows {
-        for (s, v) in sums[..out.len()].iter_mut().zip(row) {
+}
+
+#[inline(always)]
+fn sum_strip<'a, T: Float>(out: &mut [T], a: &[T], b: &[T], others: impl Iterator<Item = &'a [T]>) {
+    let mut sums = [T::Acc::default(); STRIP];
+    let sums = &mut sums[..out.len()];
+    for ((s, a), b) in sums.iter_mut().zip(a).zip(b) {
+        *s = a.to_acc() + b.to_acc();
+    }
+    for row in others {
+        for (s, v) in sums.iter_mut().zip(row) {
             *s += v.to_acc();
         }
     }
     for (o, s) in out.iter_mut().zip(sums) {
-        *o = T::from_acc(s);
+        *o = T::from_acc(*s);
     }
 }
 

@@ -5,12 +5,18 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::dtype::Real;
+use crate::dtype::{DType, Real};
 use crate::error::KernelError;
 use crate::ledger::Category;
 use crate::ops::disjoint::Disjoint;
 use crate::ops::elementwise::grain_rows;
 use crate::tensor::Tensor;
+
+#[cfg(test)]
+mod tests;
+
+/// Keys that are compared side by side.
+const KEY_LANES: usize = 16;
 
 /// Ids and values of the `k` largest scores of each row, in falling order, ties to the lowest index.
 ///
@@ -29,11 +35,20 @@ pub fn topk_rows<A: Real>(scores_te: &Tensor<A>, k: usize) -> Result<(Tensor<i32
     let scores = scores_te.data();
     let (ids, values) = (Disjoint::new(ids_tk.data_mut()), Disjoint::new(values_tk.data_mut()));
     device.pool().for_ranges(tokens, grain_rows(4 * candidates), |rows| {
+        let mut keys = vec![0u64; candidates];
         for t in rows {
             // SAFETY: every row is visited once, and its outputs are its own.
             let (ids, values) = unsafe { (ids.part(t * k..(t + 1) * k), values.part(t * k..(t + 1) * k)) };
-            if !choose(&scores[t * candidates..(t + 1) * candidates], ids, values) {
+            let row = &scores[t * candidates..(t + 1) * candidates];
+            if row.iter().fold(false, |nan, s| nan | s.is_nan()) {
                 nan_row.fetch_min(t, Ordering::Relaxed);
+            } else if A::DTYPE == DType::F32 {
+                choose_by_key(bytemuck::cast_slice(row), &mut keys, ids);
+                for (value, id) in values.iter_mut().zip(ids) {
+                    *value = row[*id as usize];
+                }
+            } else {
+                choose_by_insertion(row, ids, values);
             }
         }
     });
@@ -43,11 +58,33 @@ pub fn topk_rows<A: Real>(scores_te: &Tensor<A>, k: usize) -> Result<(Tensor<i32
     }
 }
 
-/// Fills the winners of one row; false when the row holds a NaN.
-fn choose<A: Real>(scores: &[A], ids: &mut [i32], values: &mut [A]) -> bool {
-    if scores.iter().fold(false, |nan, s| nan | s.is_nan()) {
-        return false;
+/// The winners of one row: the largest key k times. A key holds the score, as an integer of the same order, above
+/// the complement of the index, so that keys differ, equal scores fall by rising index, and the search for the
+/// largest has no branches. 0 marks a winner that is taken; no score is that small.
+fn choose_by_key(scores: &[f32], keys: &mut [u64], ids: &mut [i32]) {
+    for (id, (key, score)) in keys.iter_mut().zip(scores).enumerate() {
+        // Adding 0 makes -0 and 0 the same bits. Negative numbers fall with rising bits, so all bits turn over.
+        let bits = (score + 0.0).to_bits();
+        let ordered = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
+        *key = u64::from(ordered) << 32 | u64::from(!(id as u32));
     }
+    for id in ids {
+        let mut lanes = [0u64; KEY_LANES];
+        let mut strips = keys.chunks_exact(KEY_LANES);
+        for strip in &mut strips {
+            for i in 0..KEY_LANES {
+                lanes[i] = lanes[i].max(strip[i]);
+            }
+        }
+        let largest = lanes.iter().chain(strips.remainder()).fold(0, |a, b| a.max(*b));
+        let winner = !(largest as u32);
+        *id = winner as i32;
+        keys[winner as usize] = 0;
+    }
+}
+
+/// The winners of one row of any type, kept in order while the candidates pass once.
+fn choose_by_insertion<A: Real>(scores: &[A], ids: &mut [i32], values: &mut [A]) {
     let k = ids.len();
     let mut found = 0;
     for (id, &score) in scores.iter().enumerate() {
@@ -65,8 +102,4 @@ fn choose<A: Real>(scores: &[A], ids: &mut [i32], values: &mut [A]) -> bool {
         values[place] = score;
         ids[place] = id as i32;
     }
-    true
 }
-
-#[cfg(test)]
-mod tests;

@@ -7,7 +7,7 @@ use std::ops::Range;
 use num_traits::Float as _;
 
 use crate::device::Device;
-use crate::dtype::{Element, Float};
+use crate::dtype::{Element, Float, Real};
 use crate::ledger::Category;
 use crate::ops::disjoint::Disjoint;
 use crate::ops::elementwise::{GRAIN, grain_rows};
@@ -49,7 +49,7 @@ macro_rules! summable {
 }
 summable!(f32, f32, |x| x, |x| x);
 summable!(f64, f64, |x| x, |x| x);
-summable!(half::bf16, f32, half::bf16::to_f32, half::bf16::from_f32);
+summable!(half::bf16, f32, Float::to_acc, half::bf16::from_f32);
 summable!(i32, i32, |x| x, |x| x);
 summable!(i64, i64, |x| x, |x| x);
 summable!(u8, u32, u32::from, |x| x as u8);
@@ -216,16 +216,15 @@ pub(crate) fn dot<T: Float>(a: &[T], b: &[T]) -> T::Acc {
 
 /// Adds the lanes by halves, always in the same order.
 #[inline(always)]
-pub(crate) fn fold_lanes<A: Float<Acc = A> + std::ops::AddAssign>(mut lanes: [A; LANES]) -> A {
-    let mut width = LANES / 2;
-    while width > 0 {
-        for i in 0..width {
-            let other = lanes[i + width];
-            lanes[i] += other;
-        }
-        width /= 2;
+pub(crate) fn fold_lanes<A: Real>(lanes: [A; LANES]) -> A {
+    fn halve<A: Real, const N: usize>(lanes: &[A]) -> [A; N] {
+        std::array::from_fn(|i| lanes[i] + lanes[i + N])
     }
-    lanes[0]
+    let lanes: [A; 16] = halve(&lanes);
+    let lanes: [A; 8] = halve(&lanes);
+    let lanes: [A; 4] = halve(&lanes);
+    let [even, odd]: [A; 2] = halve(&lanes);
+    even + odd
 }
 
 /// Dot product of each row of `a` with the same row of `b`: `[rows]` in the accumulator.
@@ -260,7 +259,7 @@ pub fn accumulate_column_sums<T: Float>(sums_c: &mut Tensor<T::Acc>, x: &Tensor<
 
 /// Calls `f(rows, partial)` on fixed blocks of rows, each with a partial sum of its own that starts at zero,
 /// and adds the partials to `sums` in the order of the blocks.
-pub(crate) fn column_sums<A: crate::dtype::Real>(
+pub(crate) fn column_sums<A: Real>(
     sums: &mut Tensor<A>,
     rows: usize,
     f: impl Fn(Range<usize>, &mut [A]) + Send + Sync,

@@ -4,20 +4,25 @@
 use num_traits::Float as _;
 
 use super::rows_and_width;
-use crate::dtype::Float;
+use crate::dtype::{Float, Real};
 use crate::ledger::Category;
 use crate::ops::disjoint::Disjoint;
 use crate::ops::elementwise::{LANES, column_sums, fold_lanes, grain_rows};
 use crate::tensor::Tensor;
 
-/// Sum of `f(i)` over `0..n` in fixed lanes.
+/// Sum of `f(x, g)` over the elements of a row and a second one, in fixed lanes.
 #[inline(always)]
-fn lane_sum<T: Float>(n: usize, f: impl Fn(usize) -> T::Acc) -> T::Acc {
-    let mut lanes = [T::Acc::default(); LANES];
-    for start in (0..n).step_by(LANES) {
-        for (lane, i) in lanes.iter_mut().zip(start..n) {
-            *lane += f(i);
+fn lane_sum<A: Real>(x: &[A], g: &[A], f: impl Fn(A, A) -> A) -> A {
+    let mut lanes = [A::default(); LANES];
+    let (strips_x, strips_g) = (x.chunks_exact(LANES), g.chunks_exact(LANES));
+    let (rest_x, rest_g) = (strips_x.remainder(), strips_g.remainder());
+    for (x, g) in strips_x.zip(strips_g) {
+        for i in 0..LANES {
+            lanes[i] += f(x[i], g[i]);
         }
+    }
+    for (lane, (x, g)) in lanes.iter_mut().zip(rest_x.iter().zip(rest_g)) {
+        *lane += f(*x, *g);
     }
     fold_lanes(lanes)
 }
@@ -39,17 +44,20 @@ pub fn layer_norm_forward<T: Float>(
     let (means, inverses) = (Disjoint::new(mean.data_mut()), Disjoint::new(inv_std.data_mut()));
     let (from, w, b) = (x.data(), w_d.data(), b_d.data());
     x.device().pool().for_ranges(rows, grain_rows(d), |range| {
+        let mut wide = vec![T::Acc::default(); d];
         for row in range {
-            let x = &from[row * d..(row + 1) * d];
             // SAFETY: every row is visited once, and its outputs are its own.
             let (y, mean, inverse) = unsafe {
                 (out.part(row * d..(row + 1) * d), means.part(row..row + 1), inverses.part(row..row + 1))
             };
-            let middle = lane_sum::<T>(d, |i| x[i].to_acc()) / count;
-            let variance = lane_sum::<T>(d, |i| (x[i].to_acc() - middle) * (x[i].to_acc() - middle)) / count;
+            for (wide, x) in wide.iter_mut().zip(&from[row * d..(row + 1) * d]) {
+                *wide = x.to_acc();
+            }
+            let middle = lane_sum(&wide, &wide, |x, _| x) / count;
+            let variance = lane_sum(&wide, &wide, |x, _| (x - middle) * (x - middle)) / count;
             let scale = T::Acc::from_f64(1.0) / (variance + eps).sqrt();
-            for i in 0..d {
-                y[i] = T::from_acc(w[i].to_acc() * ((x[i].to_acc() - middle) * scale) + b[i].to_acc());
+            for (((y, x), w), b) in y.iter_mut().zip(&wide).zip(w).zip(b) {
+                *y = T::from_acc(w.to_acc() * ((*x - middle) * scale) + b.to_acc());
             }
             (mean[0], inverse[0]) = (middle, scale);
         }
@@ -85,19 +93,24 @@ pub fn layer_norm_backward<T: Float>(
     let count = T::Acc::from_f64(d as f64);
     column_sums(&mut both, rows, |range, sums| {
         let (dw, db) = sums.split_at_mut(d);
+        // The normalised row, and the gradient with respect to it.
+        let (mut unit, mut g) = (vec![T::Acc::default(); d], vec![T::Acc::default(); d]);
         for row in range {
             let place = row * d..(row + 1) * d;
             // SAFETY: every row is visited once, and its output is its own.
             let dx = unsafe { out.part(place.clone()) };
             let (dy, x, middle, inverse) = (&dy[place.clone()], &x[place], means[row], inverses[row]);
-            let unit = |i: usize| (x[i].to_acc() - middle) * inverse;
-            let g = |i: usize| w[i].to_acc() * dy[i].to_acc();
-            let mean_g = lane_sum::<T>(d, g) / count;
-            let mean_gx = lane_sum::<T>(d, |i| g(i) * unit(i)) / count;
             for i in 0..d {
-                dw[i] += dy[i].to_acc() * unit(i);
-                db[i] += dy[i].to_acc();
-                dx[i] = T::from_acc(inverse * (g(i) - mean_g - unit(i) * mean_gx));
+                let upstream = dy[i].to_acc();
+                unit[i] = (x[i].to_acc() - middle) * inverse;
+                g[i] = w[i].to_acc() * upstream;
+                dw[i] += upstream * unit[i];
+                db[i] += upstream;
+            }
+            let mean_g = lane_sum(&g, &g, |g, _| g) / count;
+            let mean_gx = lane_sum(&unit, &g, |x, g| x * g) / count;
+            for ((dx, x), g) in dx.iter_mut().zip(&unit).zip(&g) {
+                *dx = T::from_acc(inverse * (*g - mean_g - *x * mean_gx));
             }
         }
     });

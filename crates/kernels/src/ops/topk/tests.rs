@@ -12,6 +12,12 @@ fn oracle(scores: &[f32], k: usize) -> Vec<i32> {
 
 fn check(device: &Device, scores: &[f32], candidates: usize, k: usize) {
     let tokens = scores.len() / candidates;
+    // f64 goes another way than f32; both hold these values.
+    let x = Tensor::from_slice(device, [tokens, candidates], scores, Category::Data);
+    let (wide_ids, wide_values) = topk_rows(&cast::<f32, f64>(&x), k).expect("ranked");
+    let (narrow_ids, narrow_values) = topk_rows(&x, k).expect("ranked");
+    assert_eq!(wide_ids.to_vec(), narrow_ids.to_vec());
+    assert_eq!(wide_values.to_vec(), cast::<f32, f64>(&narrow_values).to_vec());
     let x = Tensor::from_slice(device, [tokens, candidates], scores, Category::Data);
     let (ids, values) = topk_rows(&x, k).expect("ranked");
     assert_eq!((ids.dims(), values.dims()), ([tokens, k].as_slice(), [tokens, k].as_slice()));
@@ -30,6 +36,9 @@ fn check(device: &Device, scores: &[f32], candidates: usize, k: usize) {
 fn every_row_over_four_values_is_ranked_right() {
     let device = Device::cpu(1);
     let alphabet = [f32::NEG_INFINITY, -1.0, 0.0, 2.5];
+    let minus_zero =
+        Tensor::from_slice(&device, [1, 4], &[-0.0f32, 0.0, -1e-40, f32::INFINITY], Category::Data);
+    assert_eq!(topk_rows(&minus_zero, 4).expect("ranked").0.to_vec(), [3, 0, 1, 2]);
     for candidates in 1..=6usize {
         let count = 4usize.pow(candidates as u32);
         let scores: Vec<f32> = (0..count)
