@@ -76,7 +76,7 @@ impl StepBench {
             config.train.seq_len as u64,
         );
         let device = Device::cpu((threads * world).min(cores));
-        let peak = probe::gemm_rate(&device).flops_per_s / 1e9;
+        let peak = probe::best_gemm_rate(&device).flops_per_s / 1e9;
         let setting = format!(
             "{}, {}, {world} rank(s) × {threads} thread(s), tp {} dp {} ep {} etp {}",
             self.preset,

@@ -7,8 +7,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use clap::Args;
 
 use super::{Surroundings, columns, interactive};
-use crate::config::{Config, DEFAULT_PRESET, PRESETS};
-use crate::report::{LayerLoad, heatmap_svg, line_plot_svg};
+use crate::config::{Config, DEFAULT_PRESET};
+use crate::report::{line_plot_svg, load_heatmap_svg};
 use crate::trainer::{Finished, RunContext, pretrain};
 
 const AFTER: &str = "\
@@ -114,8 +114,7 @@ fn finish(finished: &Finished) -> anyhow::Result<()> {
     write("summary.txt", finished.report.to_text(100))?;
     write("loss.svg", line_plot_svg("loss", "step", "nats", &finished.report.loss_series()))?;
     if !finished.report.load.is_empty() {
-        let rows: Vec<(String, Vec<f64>)> = finished.report.load.iter().map(load_row).collect();
-        write("load.svg", heatmap_svg("expert load over the last steps", "expert", "load / mean", &rows))?;
+        write("load.svg", load_heatmap_svg("expert load over the last steps", &finished.report.load))?;
     }
     let how = if finished.stopped { "stopped early; continue with" } else { "continue with" };
     println!("folder     {}", finished.folder.display());
@@ -123,18 +122,6 @@ fn finish(finished: &Finished) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A layer's load by expert, over the mean.
-fn load_row(layer: &LayerLoad) -> (String, Vec<f64>) {
-    let mean = layer.counts.iter().sum::<u64>() as f64 / layer.counts.len().max(1) as f64;
-    let shares = layer.counts.iter().map(|count| *count as f64 / mean.max(f64::MIN_POSITIVE)).collect();
-    (format!("layer {}", layer.layer), shares)
-}
-
 fn seconds_since_epoch() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
-}
-
-/// Names of the presets, for messages.
-pub(super) fn preset_names() -> String {
-    PRESETS.iter().map(|p| p.name).collect::<Vec<_>>().join(", ")
 }

@@ -7,7 +7,7 @@ use plica_comm::{CommError, Purpose, Reduce};
 use plica_dense::{BatchScale, Phase, Trainable};
 use plica_kernels::Category;
 use plica_moe::MoeReport;
-use plica_moe::load::{Imbalance, dropped_share, noise_floor};
+use plica_moe::load::{Imbalance, dropped_share};
 
 use crate::config::{Balance, Config};
 use crate::metrics::StepRecord;
@@ -150,19 +150,7 @@ pub(super) fn layer_loads(window: &[LayerWindow], config: &Config) -> Vec<LayerL
     for (layer, report) in window.iter().flatten() {
         sums.entry(*layer).or_default().add(report);
     }
-    let load = |(layer, report): (usize, MoeReport)| {
-        let imbalance = Imbalance::of(&report.counts_e);
-        let assignments = report.counts_e.iter().sum::<i64>() as u64;
-        LayerLoad {
-            layer,
-            counts: report.counts_e.iter().map(|c| *c as u64).collect(),
-            max_over_mean: imbalance.max_over_mean,
-            max_violation: imbalance.max_violation,
-            noise_floor: noise_floor(moe.experts, moe.top_k, report.tokens),
-            coefficient_of_variation: imbalance.coefficient_of_variation,
-            entropy: imbalance.normalized_entropy,
-            dropped_share: dropped_share(assignments, report.dropped()),
-        }
-    };
-    sums.into_iter().map(load).collect()
+    sums.into_iter()
+        .map(|(layer, report)| LayerLoad::measure(layer, &report.counts_e, moe.top_k, report.dropped()))
+        .collect()
 }

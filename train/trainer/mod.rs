@@ -88,7 +88,8 @@ pub fn pretrain(config: &Config, context: &RunContext<'_>) -> anyhow::Result<Fin
         Precision::Bf16 => run_ranks(world, options, |rank| rank::train::<bf16>(rank, &shared)),
     }?;
     let mut report = results.into_iter().flatten().next().expect("rank 0 reports");
-    report.peak_flops_per_s = probe::gemm_rate(&Device::cpu(threads.min(context.cores))).flops_per_s;
+    let device = Device::cpu(threads.min(context.cores));
+    report.peak_flops_per_s = probe::best_gemm_rate(&device).flops_per_s;
     let counted = flops::parameters(&config.model, config.moe.as_ref());
     report.parameters = (counted.total, counted.active);
     let stopped = context.stop.load(Ordering::Relaxed);

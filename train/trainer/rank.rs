@@ -4,48 +4,19 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use plica_comm::{Mesh, Purpose, RankContext, Reduce};
-use plica_dense::{LrSchedule, OptimizerConfig, Phase, RecomputePolicy, ReduceOptions, Trainable};
+use plica_dense::{OptimizerConfig, Phase, ReduceOptions, Trainable};
 
 use super::gather::{self, LayerWindow};
 use super::screen::Screen;
 use super::{Shared, save};
 use crate::batch::{self, BatchPlan};
 use crate::checkpoint::Store;
-use crate::config::{Config, Recompute, Schedule};
+use crate::config::Config;
 use crate::data::Split;
 use crate::metrics::StepRecord;
 use crate::model::{build, flops};
 use crate::report::RunReport;
 use crate::step::{Engine, StepOutcome, StepSettings};
-
-/// Learning rate by step, as configured.
-fn lr_schedule(config: &Config) -> LrSchedule {
-    let train = &config.train;
-    let (lr, min_lr, warmup_steps) = (train.lr, train.min_lr, train.warmup);
-    match train.schedule {
-        Schedule::Constant => LrSchedule::Constant { lr },
-        Schedule::Cosine => {
-            LrSchedule::Cosine { lr, min_lr, warmup_steps, total_steps: train.decay_steps }
-        }
-        Schedule::Wsd => LrSchedule::Wsd {
-            lr,
-            min_lr,
-            warmup_steps,
-            decay_steps: train.decay_steps,
-            total_steps: config.run.steps,
-        },
-    }
-}
-
-/// What is computed again, as configured.
-fn recompute_policy(config: &Config) -> RecomputePolicy {
-    RecomputePolicy {
-        block: config.train.recomputes(Recompute::Full),
-        attention: config.train.recomputes(Recompute::Attention),
-        activation: config.train.recomputes(Recompute::ExpertActivation),
-        moe: config.train.recomputes(Recompute::Moe),
-    }
-}
 
 /// Builds the engine of a rank from the configuration.
 ///
@@ -66,8 +37,8 @@ pub fn engine<T: Trainable>(
     };
     let settings = StepSettings {
         seed: config.run.seed,
-        recompute: recompute_policy(config),
-        lr: lr_schedule(config),
+        recompute: config.train.recompute_policy(),
+        lr: config.train.lr_schedule(config.run.steps),
         reduce: ReduceOptions::default(),
     };
     Engine::new(context, mesh, &plan, optimizer, settings)

@@ -10,6 +10,7 @@ pub(super) const BASE: &str = r#"
 [run]
 seed = 5
 steps = 3
+eval_every = 0
 [model]
 vocab = 19
 d_model = 16
