@@ -1,5 +1,5 @@
 //! Ranks as threads of one process. Every member leaves its request, with a handle of its input tensor, in a
-//! rendezvous ([`slot`]) and later reads the inputs of the others in place: one copy from source to output.
+//! rendezvous and later reads the inputs of the others in place: one copy from source to output.
 //! Large all-reduces over more than two ranks go in two phases, so that a rank reads about twice the tensor
 //! however many ranks there are; the bits are the same either way. Source of the two phases: Rabenseifner,
 //! "Optimization of collective reduction operations", ICCS 2004. Leaves out ranks of other processes.
