@@ -25,6 +25,19 @@ pub enum Error {
     /// A setting that no layout can make right; the text has value, rule and remedy.
     #[error("{0}")]
     Setting(String),
+    /// The gradients are no longer finite.
+    #[error(
+        "gradient norm is {grad_norm} at update {update}: the run diverged; lower the learning rate ({lr}), or \
+         look for a NaN in the data; nothing was updated"
+    )]
+    Diverged {
+        /// Norm over the whole model.
+        grad_norm: f64,
+        /// Number of the update, from 1.
+        update: u64,
+        /// Its learning rate.
+        lr: f64,
+    },
     /// A collective failed.
     #[error(transparent)]
     Comm(#[from] CommError),

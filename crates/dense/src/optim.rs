@@ -114,7 +114,7 @@ impl<T: Float> Optimizer<T> {
     /// One update of every parameter from the reduced gradients.
     ///
     /// # Errors
-    /// [`Error::Comm`]; [`Error::Setting`] when the norm is not finite: nothing is updated then, on any rank.
+    /// [`Error::Comm`]; [`Error::Diverged`] when the norm is not finite: nothing is updated then, on any rank.
     pub fn step(
         &mut self,
         params: &mut Params<T>,
@@ -127,11 +127,7 @@ impl<T: Float> Optimizer<T> {
         let _phase = phases.enter(Phase::Optimizer);
         let grad_norm = gradient_norm(params, grads, mesh)?;
         if !grad_norm.is_finite() {
-            return Err(Error::Setting(format!(
-                "gradient norm is {grad_norm} at update {}: the run diverged; lower the learning rate ({lr}) or \
-                 look for a NaN in the data",
-                self.steps + 1
-            )));
+            return Err(Error::Diverged { grad_norm, update: self.steps + 1, lr });
         }
         let clip_coefficient = adamw::clip_coefficient(grad_norm * grad_norm, self.config.max_grad_norm);
         self.steps += 1;

@@ -51,6 +51,24 @@ fn gather(layout: &Layout, device: &Device) -> BTreeMap<String, (Vec<f64>, Vec<u
     all
 }
 
+/// Number of the layouts below that are legal: over the worlds 1, 2, .. 8, the choices of TP in {1, 2, 4} times
+/// those of (EP, ETP) that divide the world: 1, 6, 1, 18, 1, 6, 1, 24.
+const LEGAL_LAYOUTS: usize = 58;
+
+/// Worlds of up to 8 ranks with TP, EP, ETP of 1, 2 or 4.
+fn every_layout() -> Vec<[usize; 4]> {
+    let sizes = [1, 2, 4];
+    let mut all = Vec::new();
+    for world in 1..=8 {
+        for tp in sizes {
+            for ep in sizes {
+                all.extend(sizes.map(|etp| [world, tp, ep, etp]));
+            }
+        }
+    }
+    all
+}
+
 #[test]
 fn every_layout_starts_with_the_same_layout_free_tensors() {
     let device = Device::cpu(1);
@@ -61,11 +79,12 @@ fn every_layout_starts_with_the_same_layout_free_tensors() {
         assert!(names.contains(&name), "{name} in {names:?}");
     }
     assert_eq!(one["embedding"].0.len(), 60, "a checkpoint holds the 10 rows, not the padded 12");
-    for (tp, ep, etp, world) in
-        [(2, 1, 1, 2), (4, 2, 2, 4), (1, 4, 1, 4), (2, 2, 2, 8), (4, 4, 1, 8), (1, 2, 4, 8)]
-    {
+    // Every legal layout of 1 to 8 ranks whose axes these shapes divide over.
+    let mut seen = 0;
+    for [world, tp, ep, etp] in every_layout() {
         let spec = LayoutSpec { world, tp, ep, etp: Some(etp), ..LayoutSpec::default() };
-        let layout = Layout::new(&spec).expect("a valid layout");
+        let Ok(layout) = Layout::new(&spec) else { continue };
+        seen += 1;
         let all = gather(&layout, &device);
         assert_eq!(all.len(), one.len());
         for (name, (data, count)) in &all {
@@ -76,6 +95,7 @@ fn every_layout_starts_with_the_same_layout_free_tensors() {
             );
         }
     }
+    assert_eq!(seen, LEGAL_LAYOUTS);
 }
 
 #[test]

@@ -64,3 +64,21 @@ fn the_ledger_is_where_it_was_after_every_step() {
         }
     }
 }
+
+#[test]
+fn recomputation_lowers_the_peak_and_the_kept_bytes_are_what_the_layers_say() {
+    let config = ModelConfig { layers: 6, ..ModelConfig::default() };
+    let batch = vec![sequences(8, 32, config.vocabulary, 1)];
+    let peak = |name: &str| {
+        let recompute = RecomputePolicy::from_name(name).expect("a policy");
+        let how = Run { recompute, micro_batch: 8, ..Run::of(1, 1, 1) };
+        run::<f32>(&config, &how, &batch).ranks[0].peak_activation_bytes
+    };
+    let [none, activation, attention, selective, block] =
+        ["none", "activation", "attention", "selective", "block"].map(peak);
+    assert!(none > activation && none > attention, "{none} {activation} {attention}");
+    assert!(activation > selective && attention > selective && selective > block, "{selective} {block}");
+    // The output of the activation function, [T, f] in each layer; at the peak one layer holds it again.
+    let h_bytes = (8 * 32 * config.ffn * 4) as u64;
+    assert_eq!(none - activation, 5 * h_bytes);
+}

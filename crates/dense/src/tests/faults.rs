@@ -390,7 +390,9 @@ fn a_gradient_that_is_not_finite_ends_the_run_before_an_update() {
     fill(&mut grads, id, &[f64::NAN]);
     let mut optimizer = Optimizer::new(OptimizerConfig::default(), &params);
     let error = optimizer.step(&mut params, &grads, &Mesh::single(&device), &Phases::new(), 0.1);
-    let text = error.expect_err("NaN").to_string();
+    let error = error.expect_err("NaN");
+    assert!(matches!(error, Error::Diverged { update: 1, .. }));
+    let text = error.to_string();
     assert!(text.contains("NaN") && text.contains("learning rate"), "{text}");
     assert_eq!(params.value(id).to_vec(), [1.0]);
 }

@@ -10,7 +10,7 @@ use plica_folding::layout::{Layout, LayoutSpec};
 use plica_folding::owner::even_range;
 use plica_kernels::ledger::Snapshot;
 use plica_kernels::ops::rope::{RopeTable, rope_frequencies};
-use plica_kernels::{Device, Float, Tensor};
+use plica_kernels::{Category, Device, Float, Tensor};
 
 use crate::param::Piece;
 use crate::*;
@@ -223,6 +223,8 @@ pub struct RankOutcome {
     pub live: Vec<Snapshot>,
     pub tensor_parallel_bytes: u64,
     pub reduce_bytes: u64,
+    /// At the moment when the sum over all categories was largest.
+    pub peak_activation_bytes: u64,
 }
 
 /// What a run comes to.
@@ -356,6 +358,7 @@ fn rank_run<T: Trainable>(
         live: vec![context.device.ledger().now()],
         tensor_parallel_bytes: 0,
         reduce_bytes: 0,
+        peak_activation_bytes: 0,
     };
     for step in 0..run.steps {
         let all = &batches[step % batches.len()];
@@ -383,6 +386,7 @@ fn rank_run<T: Trainable>(
         rank.grads.clear();
         outcome.live.push(context.device.ledger().now());
     }
+    outcome.peak_activation_bytes = context.device.ledger().peak().get(Category::Activation);
     outcome.weights = pieces_of(&rank.params, |id| rank.params.value(id).clone());
     Ok(outcome)
 }
