@@ -97,14 +97,14 @@ impl Choice {
     }
 }
 
-/// `value` over a number of the global batch that the batch must state.
-fn share(coefficient: f64, count: u64, what: &str) -> f64 {
-    if coefficient == 0.0 {
+/// A coefficient over a number of the global batch; `local` is that of this micro-batch, which cannot be more.
+fn share(coefficient: f64, count: u64, local: usize, what: &str) -> f64 {
+    if coefficient == 0.0 || count == 0 && local == 0 {
         return 0.0;
     }
     assert!(
-        count > 0,
-        "a balance loss is on, and the batch does not say how many {what} the global batch has"
+        count >= local as u64,
+        "a balance loss is on, and the batch says that the global batch has {count} {what}; this micro-batch has {local}"
     );
     coefficient / count as f64
 }
@@ -215,7 +215,7 @@ impl<T: Trainable> Router<T> {
             padding,
             slopes_se,
             global_slopes_e: None,
-            z_slope: share(self.balance.z, cx.tokens.scale.tokens, "tokens"),
+            z_slope: share(self.balance.z, cx.tokens.scale.tokens, report.tokens as usize, "tokens"),
             scale: cx.tokens.scale,
         };
         drop(logits);
@@ -287,8 +287,9 @@ impl<T: Trainable> Router<T> {
     ) -> Result<Vec<f64>, MoeError> {
         let counts_se = sum_over_tp(sums.counts_se, cx)?;
         let BatchScale { micro_batches, sequences, .. } = cx.tokens.scale;
-        let micro_share = share(self.balance.micro, micro_batches, "micro-batches");
-        let sequence_share = share(self.balance.sequence, sequences, "sequences");
+        let micro_share = share(self.balance.micro, micro_batches, 1, "micro-batches");
+        let sequence_share =
+            share(self.balance.sequence, sequences, counts_se.len() / self.experts, "sequences");
         let (experts, k) = (self.experts, self.top_k);
         let tokens = cx.tokens.padding.iter().filter(|p| !**p).count() as u64;
         let micro_counts = over_sequences(&counts_se, experts);

@@ -37,12 +37,12 @@ fn the_bias_moves_the_choice() {
     config.weighting.score = ScoreFunction::Sigmoid;
     let logits = [2.0, 1.0, 0.0, -1.0];
     assert_eq!(ids(&config, &input(&logits, &[false], 4, 1)), [0]);
-    let bias = [-1.0, 0.0, 0.0, 0.5];
+    let bias = [-1.5, 0.0, 0.0, 0.5];
     let biased = SelectInput { bias_e: Some(&bias), ..input(&logits, &[false], 4, 1) };
     assert_eq!(ids(&config, &biased), [3]);
     config.weighting.score = ScoreFunction::Softmax;
     config.weighting.softmax_order = SoftmaxOrder::AfterTopK;
-    assert_eq!(ids(&config, &biased), [1], "logits are ranked: 1, 1, 0, -0.5, the tie goes low");
+    assert_eq!(ids(&config, &biased), [1], "logits are ranked: 0.5, 1, 0, -0.5");
 }
 
 #[test]

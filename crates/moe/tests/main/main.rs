@@ -1,8 +1,12 @@
 //! Tests of the crate from outside: published numbers, one rank against many, memory.
 
+mod faults;
 mod fixture;
 mod goldens;
+mod gradients;
+mod layer_goldens;
 mod layouts;
+mod loads;
 mod world;
 
 #[path = "../../../kernels/tests/golden_support.rs"]

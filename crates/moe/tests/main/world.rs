@@ -287,7 +287,7 @@ pub struct Outcome {
     pub ranks: Vec<RankOutcome>,
 }
 
-fn laid<'a>(len: usize, parts: impl Iterator<Item = &'a (usize, Vec<f64>)>) -> Vec<f64> {
+pub fn laid<'a>(len: usize, parts: impl Iterator<Item = &'a (usize, Vec<f64>)>) -> Vec<f64> {
     let mut all = vec![f64::NAN; len];
     for (start, values) in parts {
         all[*start..start + values.len()].copy_from_slice(values);
@@ -296,7 +296,7 @@ fn laid<'a>(len: usize, parts: impl Iterator<Item = &'a (usize, Vec<f64>)>) -> V
     all
 }
 
-fn complete(parts: impl Iterator<Item = (Piece, Vec<f64>)>) -> Named {
+pub fn complete(parts: impl Iterator<Item = (Piece, Vec<f64>)>) -> Named {
     let mut all = Named::new();
     for (piece, values) in parts {
         let data =
