@@ -27,7 +27,7 @@ impl Direct {
         let mut problem = Problem::new(config);
         problem.width = problem.config.experts;
         problem.sequence = tokens;
-        problem.micro_batches = vec![0..1];
+        problem.cut_at(&[0, 1]);
         problem.padding_share = 0.0;
         let mut rank = alone(&problem);
         let (router, experts) = (rank.layer.router().parameter(), problem.config.experts);
@@ -212,7 +212,7 @@ fn expert_oracle(
 fn s13_idle_experts_have_zero_gradients_and_the_others_are_right() {
     let mut problem = Problem::new(MoeConfig::new(6, 1, 4));
     problem.sequence = SIZES.iter().sum();
-    problem.micro_batches = vec![0..1];
+    problem.cut_at(&[0, 1]);
     problem.padding_share = 0.0;
     let mut rank = alone::<f64>(&problem);
     // Freed blocks full of NaN are what the next tensors are made of.
@@ -336,7 +336,7 @@ fn jitter_is_off_in_evaluation() {
 #[test]
 fn bf16_is_near_f64_with_the_same_weights() {
     let mut problem = Problem::new(MoeConfig::new(4, 2, 8));
-    problem.micro_batches = vec![0..4];
+    problem.cut_at(&[0, 4]);
     problem.padding_share = 0.1;
     let mut wide = alone::<f64>(&problem);
     let mut narrow = alone::<plica_kernels::bf16>(&problem);

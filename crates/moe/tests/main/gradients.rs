@@ -44,7 +44,7 @@ fn places(len: usize) -> impl Iterator<Item = usize> {
 
 fn check(name: &str, config: MoeConfig) {
     let mut problem = Problem::new(config);
-    problem.micro_batches = vec![0..2];
+    problem.cut_at(&[0, 2]);
     let mut rank = alone::<f64>(&problem);
     let (parameters, x) = (rank.params.ids().collect::<Vec<_>>(), problem.rows("x", 0..problem.tokens()));
     let outcome = rank.step(&problem, &Cut::one(), 3).expect("a step");
@@ -128,13 +128,13 @@ fn with_drops_and_without_choice() {
 fn s03_the_global_loss_is_the_one_of_all_micro_batches() {
     // The losses that a trainer adds up from reports against the formula on all tokens at once.
     let mut problem = Problem::new(all_on());
-    let report = |micro: Vec<std::ops::Range<usize>>, problem: &mut Problem| {
-        problem.micro_batches = micro;
+    let report = |boundaries: &[usize], problem: &mut Problem| {
+        problem.cut_at(boundaries);
         alone::<f64>(problem).step(problem, &Cut::one(), 3).expect("a step").report
     };
-    let parts = report(vec![0..2, 2..4, 4..8], &mut problem);
+    let parts = report(&[0, 2, 4, 8], &mut problem);
     let (scale, k) = (problem.scale(), problem.config.top_k);
-    let whole = report(vec![0..8], &mut problem);
+    let whole = report(&[0, 8], &mut problem);
     assert_eq!(parts.balance_counts_e, whole.balance_counts_e);
     let value = balance_value(&whole.balance_counts_e, &whole.score_sums_e, k, whole.tokens);
     assert!((parts.values(k, &scale).global - value).abs() < 1e-12);
@@ -147,7 +147,7 @@ fn s03_the_global_loss_is_the_one_of_all_micro_batches() {
 #[test]
 fn a_backward_without_the_global_counts_is_refused() {
     let mut problem = Problem::new(all_on());
-    problem.micro_batches = vec![0..2];
+    problem.cut_at(&[0, 2]);
     let mut rank = alone::<f64>(&problem);
     let tokens = TokenInfo::new(&rank.device, &problem.batch(0..2), &rank.place).expect("a batch");
     let x_td = rank.tensor(problem.width, &problem.rows("x", 0..problem.tokens()));

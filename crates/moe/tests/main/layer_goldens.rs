@@ -122,7 +122,7 @@ fn check_case(goldens: &Goldens, case: &str, cut: &Cut) {
     let mut problem = Problem::new(config);
     problem.width = width;
     problem.sequence = tokens;
-    problem.micro_batches = vec![0..1];
+    problem.cut_at(&[0, 1]);
     problem.padding_share = 0.0;
     let step = |context| golden_step(goldens, case, &problem, cut, context);
     let parts =

@@ -57,6 +57,11 @@ impl Problem {
         }
     }
 
+    /// The same problem with micro-batches from each boundary to the next.
+    pub fn cut_at(&mut self, boundaries: &[usize]) {
+        self.micro_batches = boundaries.windows(2).map(|ends| ends[0]..ends[1]).collect();
+    }
+
     fn draw(&self, what: &str) -> Stream {
         Stream::new(self.seed, Draw::Named(what))
     }
