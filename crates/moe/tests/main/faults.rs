@@ -315,6 +315,9 @@ fn no_token_at_all_and_one_token() {
 fn jitter_is_off_in_evaluation() {
     let mut config = MoeConfig::new(4, 2, 4);
     config.jitter_epsilon = 0.3;
+    config.balance.micro = 0.1;
+    config.balance.sequence = 0.1;
+    config.balance.z = 0.1;
     let mut direct = Direct::new(config.clone(), 3);
     let logits: Vec<f64> = (0..12).map(|i| f64::from(i % 5)).collect();
     let noisy = direct.step(&logits, &[false; 3], 1.0).y;
