@@ -1,18 +1,17 @@
 //! Every rank gathers all token rows of the expert group and picks those of its experts; the way back is one
-//! reduce-scatter of partial sums, which adds over experts and over ETP at once. Needs no count of rows, only of
-//! tokens; the traffic grows with the number of ranks whatever k is, so it pays for few ranks or a large k.
-//! Source: the all-gather dispatcher of Megatron-Core, here for unequal numbers of tokens too.
+//! reduce-scatter of partial sums, which adds over experts and over ETP at once. The traffic grows with the
+//! number of ranks whatever k is, so it pays for few ranks or a large k. Source: the all-gather dispatcher of
+//! Megatron-Core, here for unequal numbers of tokens too.
 //!
-//! Rows, their order and all copies are those of the other dispatchers bit for bit. Sums are in another order: a
-//! token's rows on one rank are added first, in the accumulator, and the ranks' results then; nothing is rounded
-//! before the end.
+//! Rows, their order and all copies are those of the other dispatchers bit for bit. Sums are in another
+//! order: a token's rows on one rank are added first, in the accumulator, and the ranks' results then;
+//! nothing is rounded before the end.
 
 use std::sync::Arc;
 
-use plica_comm::{CommError, Message, Pending, Purpose};
+use plica_comm::{Message, Purpose};
 use plica_kernels::ops::elementwise::cast;
-use plica_kernels::ops::permute::CsrIndex;
-use plica_kernels::{Category, Float, Tensor};
+use plica_kernels::{Category, Element, Float, Tensor};
 
 use crate::dispatcher::{
     CombineStarted, DispatchBackwardStarted, DispatchStarted, Dispatched, Dispatcher, ExpertGroups, Handle,
@@ -20,7 +19,7 @@ use crate::dispatcher::{
 };
 use crate::error::DispatchError;
 use crate::plan::Counts;
-use crate::routes;
+use crate::routes::{self, Routes};
 use crate::routing::Routing;
 use crate::rows::{flat, gather, sum};
 
@@ -38,21 +37,27 @@ impl AllGather {
         AllGather { groups }
     }
 
-    /// Starts to sum what the own rows add to every rank's tokens (or slots).
-    fn scatter_start<U>(
+    /// Starts to sum what the own rows add to every rank's tokens. Rows that are narrower than the
+    /// accumulator are widened first: partial sums are not rounded.
+    fn sum_start<T>(
         &self,
         purpose: Purpose,
-        y: &Tensor<U>,
-        sums: &CsrIndex,
-        rows: &[usize],
-    ) -> Result<Pending<U::Acc>, CommError>
+        y: &Tensor<T>,
+        routes: &Routes,
+    ) -> Result<Started<Tensor<T>>, DispatchError>
     where
-        U: Message + Float,
-        U::Acc: Message,
+        T: Message + Float,
+        T::Acc: Message,
     {
-        // Where the rows are narrower than the accumulator they are widened first: partial sums stay exact.
-        let partial = sum(y.device(), &[&cast::<U, U::Acc>(y)], sums);
-        self.groups.etp_ep.reduce_scatter_rows_start(purpose, &partial, rows)
+        let (group, rows) = (&self.groups.etp_ep, &routes.member_rows);
+        if T::DTYPE == T::Acc::DTYPE {
+            let partial = sum(y.device(), &[y], &routes.token_sums);
+            let sums = group.reduce_scatter_rows_start(purpose, &partial, rows)?;
+            return Ok(Started::new(move || Ok(sums.finish()?)));
+        }
+        let partial = sum(y.device(), &[&cast::<T, T::Acc>(y)], &routes.token_sums);
+        let sums = group.reduce_scatter_rows_start(purpose, &partial, rows)?;
+        Ok(Started::new(move || Ok(cast::<T::Acc, T>(&sums.finish()?))))
     }
 }
 
@@ -112,9 +117,7 @@ where
         handle: &Handle<T>,
     ) -> Result<CombineStarted<T>, DispatchError> {
         handle.check_rows(NAME, y_rd)?;
-        let routes = handle.routes();
-        let sums = self.scatter_start(Purpose::Combine, y_rd, &routes.token_sums, &routes.member_rows)?;
-        Ok(Started::new(move || Ok(cast::<T::Acc, T>(&sums.finish()?))))
+        self.sum_start(Purpose::Combine, y_rd, handle.routes())
     }
 
     fn combine_backward_begin(
@@ -139,14 +142,11 @@ where
         handle.check_rows(NAME, dweights_r)?;
         let (routes, k) = (handle.routes(), handle.k());
         let slots_of: Vec<usize> = routes.member_rows.iter().map(|tokens| tokens * k).collect();
-        let dx = self.scatter_start(Purpose::Dispatch, dx_rd, &routes.token_sums, &routes.member_rows)?;
+        let dx = self.sum_start(Purpose::Dispatch, dx_rd, routes)?;
         let slot_sums = sum(dx_rd.device(), &[dweights_r], &routes.slot_sums);
         let dweights =
             self.groups.etp_ep.reduce_scatter_rows_start(Purpose::Dispatch, &slot_sums, &slots_of)?;
         let shape = [handle.tokens(), k];
-        Ok(Started::new(move || {
-            let dx_td = cast::<T::Acc, T>(&dx.finish()?);
-            Ok((dx_td, dweights.finish()?.reshape(shape)))
-        }))
+        Ok(Started::new(move || Ok((dx.finish()?, dweights.finish()?.reshape(shape)))))
     }
 }

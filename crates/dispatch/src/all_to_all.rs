@@ -1,8 +1,8 @@
-//! Rows go to their experts by an uneven all-to-all over EP, then by an all-gather over ETP; they come back by a
-//! reduce-scatter over ETP (which adds the partial results) and an all-to-all. A rank's rows for its own experts
-//! stay out of the exchange where nobody else needs them. Sent rows are k per token at most, whatever the number
-//! of ranks; needs the exchange of counts. Source: the all-to-all dispatcher of Megatron-Core (section 3.1 of its
-//! anatomy), with another row order inside an expert.
+//! Rows go to their experts by an uneven all-to-all over EP, then by an all-gather over ETP; they come back
+//! by a reduce-scatter over ETP (which adds the partial results) and an all-to-all. A rank's rows for its own
+//! experts stay out of the exchange where nobody else needs them. At most k rows a token are sent, whatever
+//! the number of ranks; counts are exchanged first. Source: the all-to-all dispatcher of Megatron-Core, with
+//! another row order inside an expert.
 
 use std::sync::Arc;
 

@@ -1,11 +1,11 @@
-//! Speed of dispatch and combine (forward) against a plain copy on the same ranks and threads, at the same time.
+//! Speed of dispatch and combine (forward) against a plain copy by the same ranks and threads, in turns.
 //!
-//! Bytes are those that no dispatcher can avoid: every routed row read once and written once on the way to its
-//! expert, and once more on the way back. Rate = bytes of all ranks / time of the slowest rank; share = rate over
-//! the rate of a copy of as many rows (read once, written once), best round of each. A combine that adds while it
-//! reads writes fewer rows than it is credited with, so a share can pass 1.
+//! Bytes are those that no dispatcher can avoid: every routed row read once and written once on the way to
+//! its expert, and once more on the way back. Rate = bytes of all ranks / time of the slowest rank; share =
+//! rate over the rate of a copy of as many rows (read once, written once), best round of each. A combine that
+//! adds while it reads writes fewer rows than it is credited with, so a share can pass 1.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use plica_comm::{LaunchError, LaunchOptions, Mesh, Message, Purpose, RankContext, Reduce, run_ranks};
 use plica_folding::{Layout, LayoutSpec};
@@ -14,6 +14,8 @@ use plica_kernels::rng::{Purpose as Draws, Stream};
 use plica_kernels::{Category, DType, Float, Tensor};
 
 use crate::choose::{DispatcherKind, build};
+use crate::dispatcher::Dispatcher;
+use crate::error::DispatchError;
 use crate::routing::Routing;
 
 /// What to measure.
@@ -46,7 +48,7 @@ impl Default for BenchOptions {
             width: 1024,
             experts: 8,
             k: 2,
-            rounds: 10,
+            rounds: 20,
             seed: 1,
         }
     }
@@ -105,54 +107,62 @@ where
     let row_bytes = options.width * size_of::<T>();
     // Read once and written once, on every rank.
     let one_way_bytes = (2 * rows * row_bytes * options.ep) as f64;
-    let copy_ns = best_of(options.rounds, || copy_ns::<T>(context, rows, options.width))?;
-    let mut found = Vec::new();
-    for kind in DispatcherKind::ALL {
-        let dispatcher = build::<T>(kind, &mesh, options.experts)?;
-        let mut best: Option<[f64; 2]> = None;
-        // One round more than asked for: the first one fetches fresh memory.
-        for _ in 0..=options.rounds {
-            context.world.barrier(Purpose::Control)?;
-            let start = Instant::now();
-            let (dispatched, handle) = dispatcher.dispatch(&x_td, &routing)?;
-            let middle = Instant::now();
-            let y_td = dispatcher.combine(&dispatched.x_rd, &handle)?;
-            let end = Instant::now();
-            drop(y_td);
-            let own = [(middle - start).as_nanos() as f64, (end - middle).as_nanos() as f64];
-            let slowest =
-                context.world.all_reduce_f64(Purpose::Control, &context.device, &own, Reduce::Max)?;
-            if best.is_none_or(|best| slowest[0] + slowest[1] < best[0] + best[1]) {
-                best = Some([slowest[0], slowest[1]]);
+    let dispatchers = DispatcherKind::ALL
+        .into_iter()
+        .map(|kind| build::<T>(kind, &mesh, options.experts))
+        .collect::<Result<Vec<_>, _>>()?;
+    let from = Tensor::<T>::zeros(&context.device, [rows, options.width], Category::Workspace);
+    let mut to = Tensor::<T>::zeros(&context.device, [rows, options.width], Category::Workspace);
+    let mut best_copy_ns = f64::INFINITY;
+    let mut best = vec![[f64::INFINITY; 2]; dispatchers.len()];
+    // One round more than asked for: the first one fetches fresh memory.
+    for _ in 0..=options.rounds {
+        context.world.barrier(Purpose::Control)?;
+        let start = Instant::now();
+        copy_range(&mut to, 0, &from, 0..rows * options.width);
+        let [copy_ns, _] = slowest(context, [start.elapsed(), Duration::ZERO])?;
+        best_copy_ns = best_copy_ns.min(copy_ns);
+        for (dispatcher, best) in dispatchers.iter().zip(&mut best) {
+            let found = slowest(context, forward(context, dispatcher.as_ref(), &x_td, &routing)?)?;
+            if found.iter().sum::<f64>() < best.iter().sum() {
+                *best = found;
             }
         }
-        let [dispatch_ns, combine_ns] = best.expect("a round was run");
-        found.push(BenchRow {
-            kind,
-            dtype: T::DTYPE,
-            rows: rows * options.ep,
-            dispatch_ns,
-            combine_ns,
-            gigabytes_per_second: 2.0 * one_way_bytes / (dispatch_ns + combine_ns),
-            copy_gigabytes_per_second: one_way_bytes / copy_ns,
-        });
     }
-    Ok(found)
+    let row = |(kind, [dispatch_ns, combine_ns]): (DispatcherKind, [f64; 2])| BenchRow {
+        kind,
+        dtype: T::DTYPE,
+        rows: rows * options.ep,
+        dispatch_ns,
+        combine_ns,
+        gigabytes_per_second: 2.0 * one_way_bytes / (dispatch_ns + combine_ns),
+        copy_gigabytes_per_second: one_way_bytes / best_copy_ns,
+    };
+    Ok(DispatcherKind::ALL.into_iter().zip(best).map(row).collect())
 }
 
-fn best_of<E>(rounds: usize, mut round: impl FnMut() -> Result<f64, E>) -> Result<f64, E> {
-    (0..=rounds).try_fold(f64::INFINITY, |best, _| Ok(best.min(round()?)))
-}
-
-/// Time in which every rank copies `rows` rows at once.
-fn copy_ns<T: Float>(context: &RankContext, rows: usize, width: usize) -> Result<f64, plica_comm::CommError> {
-    let from = Tensor::<T>::zeros(&context.device, [rows, width], Category::Workspace);
-    let mut to = Tensor::<T>::zeros(&context.device, [rows, width], Category::Workspace);
+/// Time of a dispatch and of a combine on this rank.
+fn forward<T: Float>(
+    context: &RankContext,
+    dispatcher: &dyn Dispatcher<T>,
+    x_td: &Tensor<T>,
+    routing: &Routing<T::Acc>,
+) -> Result<[Duration; 2], DispatchError> {
     context.world.barrier(Purpose::Control)?;
     let start = Instant::now();
-    copy_range(&mut to, 0, &from, 0..rows * width);
-    let own = [start.elapsed().as_nanos() as f64];
-    Ok(context.world.all_reduce_f64(Purpose::Control, &context.device, &own, Reduce::Max)?[0])
+    let (dispatched, handle) = dispatcher.dispatch(x_td, routing)?;
+    let middle = Instant::now();
+    let y_td = dispatcher.combine(&dispatched.x_rd, &handle)?;
+    let times = [middle - start, middle.elapsed()];
+    drop(y_td);
+    Ok(times)
+}
+
+/// Nanoseconds of the slowest rank.
+fn slowest(context: &RankContext, own: [Duration; 2]) -> Result<[f64; 2], DispatchError> {
+    let own = own.map(|time| time.as_nanos() as f64);
+    let all = context.world.all_reduce_f64(Purpose::Control, &context.device, &own, Reduce::Max)?;
+    Ok([all[0], all[1]])
 }
 
 /// Token rows, and for each token k different experts with equal chances.

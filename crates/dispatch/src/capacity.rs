@@ -1,11 +1,11 @@
 //! Capacity: how many tokens of one scope an expert takes, and which ones it keeps.
 //!
-//! `capacity = clamp(ceil(T * k * factor / E), min, T)` in exact arithmetic, T = the scope's tokens that have a
-//! slot at all (padding tokens count nowhere). A *scope* is a run of tokens in global order over which the
+//! `capacity = clamp(ceil(T * k * factor / E), min, T)` in exact arithmetic, T = the scope's tokens that have
+//! a slot at all (padding tokens count nowhere). A *scope* is a run of tokens in global order over which the
 //! choice is made: a sequence, a rank's tokens, or the gathered tokens of several ranks; decisions are a pure
 //! function of the scope's ids and weights. Dropped slots become empty; the weights of the survivors stay as
-//! they are. Sources: GShard (Lepikhin et al. 2020) and Switch Transformer (Fedus et al. 2021) for capacity and
-//! the order by choice; drop by probability as in Megatron-LM. Leaves out re-routing of dropped tokens.
+//! they are. Sources: GShard (Lepikhin et al. 2020) and Switch Transformer (Fedus et al. 2021) for capacity
+//! and the order by choice; drop by probability as in Megatron-LM. Leaves out re-routing of dropped tokens.
 
 use plica_kernels::Real;
 
@@ -170,7 +170,8 @@ impl Kept {
     }
 }
 
-/// Decides over each scope by itself: `boundaries` holds the first token of each scope and the number of tokens.
+/// Decides over each scope by itself: `boundaries` holds the first token of each scope and the number of
+/// tokens.
 ///
 /// # Errors
 /// As [`capacity`], and for ids that are not experts or repeat in a token.

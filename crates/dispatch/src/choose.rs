@@ -59,8 +59,8 @@ impl std::str::FromStr for DispatcherKind {
     }
 }
 
-/// The dispatcher of a layer with `experts` experts on this rank's mesh. Where one rank holds every expert, that
-/// is the one without traffic, whatever the kind.
+/// The dispatcher of a layer with `experts` experts on this rank's mesh. Where one rank holds every expert,
+/// that is the one without traffic, whatever the kind.
 ///
 /// # Errors
 /// When the experts do not divide over EP, or direct reads are asked for without shared memory.

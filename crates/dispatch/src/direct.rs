@@ -2,8 +2,8 @@
 //! rows, once, and combine adds a token's rows straight out of the peers' expert rows. Peers first show each
 //! other their send orders and tensors; a barrier after the last read gives every tensor back to its owner.
 //!
-//! Under ETP a row's partial results are added first (rounded to the row's type), then a token's rows: the order
-//! of the all-to-all dispatcher, so that both give the same bits.
+//! Under ETP a row's partial results are added first (rounded to the row's type), then a token's rows: the
+//! order of the all-to-all dispatcher, so that both give the same bits.
 
 use std::sync::Arc;
 

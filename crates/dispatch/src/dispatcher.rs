@@ -4,10 +4,10 @@
 //! returns a [`Handle`] and the other steps take it, so several micro-batches can be in flight. All ranks of
 //! the expert group call the same halves in the same order, also with zero tokens.
 //!
-//! A token's weight travels with its row and is applied by the expert; combine is a plain sum of a token's rows
-//! in rising expert order, in the accumulator, rounded once. Under ETP every member of an expert's ETP group
-//! computes on the same rows with its part of the expert's width, and the partial results of a row are added
-//! (rounded to the row's type) before that.
+//! A token's weight travels with its row and is applied by the expert; combine is a plain sum of a token's
+//! rows in rising expert order, in the accumulator, rounded once. Under ETP every member of an expert's ETP
+//! group computes on the same rows with its part of the expert's width, and the partial results of a row are
+//! added (rounded to the row's type) before that.
 
 use std::marker::PhantomData;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
-//! A capacity factor as an exact fraction. "1.1" is the decimal 11/10, not the binary number nearest to it, so
-//! that `ceil(tokens * k * factor / experts)` has no rounding: other systems compute it in f64 and get one row
-//! too many in some cases (100 tokens, 2 experts, factor 1.1: 56 for 55).
+//! A capacity factor as an exact fraction. "1.1" is the decimal 11/10, not the binary number nearest to it,
+//! so that `ceil(tokens * k * factor / experts)` has no rounding: other systems compute it in f64 and get one
+//! row too many in some cases (100 tokens, 2 experts, factor 1.1: 56 for 55).
 
 use crate::error::DispatchError;
 
@@ -36,8 +36,8 @@ impl Factor {
         Ok(Factor { numerator: numerator / divisor, denominator: denominator / divisor })
     }
 
-    /// The decimal that a person would write for `value` (the shortest one that reads back as the same f64), so
-    /// 1.1 becomes 11/10.
+    /// The decimal that a person would write for `value` (the shortest one that reads back as the same f64),
+    /// so 1.1 becomes 11/10.
     ///
     /// # Errors
     /// When it is not a positive finite number.

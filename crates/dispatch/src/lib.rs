@@ -1,9 +1,11 @@
-//! Tokens to their experts and back. Knows neither the router that chose the experts nor what an expert computes.
+//! Tokens to their experts and back. Knows neither the router that chose the experts nor what an expert
+//! computes.
 //!
-//! A [`Routing`] says which experts each token of a rank goes to and with what weight; [`capacity`] drops from it;
-//! a [`Dispatcher`] brings the rows to the experts' ranks and the results back, forward and backward. Four of them
-//! return the same rows in the same order: [`Local`], [`AllGather`], [`AllToAll`], [`Direct`]. The integers behind
-//! them are pure ([`plan`], [`routes`], [`traffic`]), and [`oracle`] restates the whole exchange for tests.
+//! A [`Routing`] says which experts each token of a rank goes to and with what weight; [`capacity`] drops
+//! from it; a [`Dispatcher`] brings the rows to the experts' ranks and the results back, forward and
+//! backward. Four of them return the same rows in the same order: [`Local`], [`AllGather`], [`AllToAll`],
+//! [`Direct`]. The integers behind them are pure ([`plan`], [`routes`], [`traffic`]), and [`oracle`] restates
+//! the whole exchange for tests.
 
 pub mod all_gather;
 pub mod all_to_all;

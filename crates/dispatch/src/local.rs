@@ -1,4 +1,5 @@
-//! The dispatcher of one rank that holds every expert: a copy of rows by expert, and the sum back. No traffic.
+//! The dispatcher of one rank that holds every expert: a copy of rows by expert, and the sum back. No
+//! traffic.
 
 use plica_kernels::{Float, Tensor};
 

@@ -130,8 +130,8 @@ impl Oracle {
         rows
     }
 
-    /// Combine, and likewise the backward of dispatch for rows: every rank's rows back at their tokens, [t, d]
-    /// of each rank. The rows of ETP ranks are partial results.
+    /// Combine, and likewise the backward of dispatch for rows: every rank's rows back at their tokens, [t,
+    /// d] of each rank. The rows of ETP ranks are partial results.
     ///
     /// # Panics
     /// When the rows are not those of `received`.

@@ -1,10 +1,11 @@
 //! The integers of one dispatch: in which order a rank sends its rows, how many rows go where, and where each
 //! row lies on the rank that receives it. Pure: no tensor, no rank that talks.
 //!
-//! A *row* is one (token, expert) pair. A rank's send order is expert rising, scope rising, token rising, then
-//! the scope's zero rows if chunks are padded; as experts are owned contiguously, that is also destination
-//! rising. A receiver holds its rows by (local expert, source rank, send order), whichever dispatcher brought
-//! them. Source of the exchange: the all-to-all dispatcher of Megatron-Core, without its order by ETP first.
+//! A *row* is one (token, expert) pair. A rank's send order is expert rising, scope rising, token rising,
+//! then the scope's zero rows if chunks are padded; as experts are owned contiguously, that is also
+//! destination rising. A receiver holds its rows by (local expert, source rank, send order), whichever
+//! dispatcher brought them. Source of the exchange: the all-to-all dispatcher of Megatron-Core, without its
+//! order by ETP first.
 
 use plica_kernels::ops::permute::{CsrIndex, EMPTY_ROW};
 
@@ -234,8 +235,8 @@ impl Counts {
     }
 }
 
-/// Order that turns the chunks of an arrival (ETP coordinate, EP coordinate, local expert) into chunks by local
-/// expert: chunk ids in their new order.
+/// Order that turns the chunks of an arrival (ETP coordinate, EP coordinate, local expert) into chunks by
+/// local expert: chunk ids in their new order.
 pub fn chunks_by_expert(grid: &ExpertGrid) -> Vec<usize> {
     transposed(grid.ranks(), grid.local_experts())
 }

@@ -1,6 +1,7 @@
-//! Index lists of one dispatch for each dispatcher: which rows are copied from where on the way to the experts,
-//! and which rows are summed on the way back. The forward builds them once; combine and both backwards use the
-//! same lists (the transpose of a copy is a sum over the same places), so nothing is exchanged again. Pure.
+//! Index lists of one dispatch for each dispatcher: which rows are copied from where on the way to the
+//! experts, and which rows are summed on the way back. The forward builds them once; combine and both
+//! backwards use the same lists (the transpose of a copy is a sum over the same places), so nothing is
+//! exchanged again. Pure.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -227,8 +228,8 @@ pub fn all_to_all(rank: usize, order: &SendOrder, pack: Pack, counts: &Counts) -
     (routes, WeightRoutes { pack: pack.slots, place })
 }
 
-/// For the ranks of an EP coordinate with all ranks' tokens at hand: `tokens_of` each rank, and the slots of each
-/// rank's rows for these experts.
+/// For the ranks of an EP coordinate with all ranks' tokens at hand: `tokens_of` each rank, and the slots of
+/// each rank's rows for these experts.
 ///
 /// Source of `place`: [token rows of all ranks]; the sums run over the own expert rows, for the tokens and
 /// slots of all ranks.
@@ -257,8 +258,8 @@ pub fn all_gather(
     (routes, WeightRoutes { place, ..WeightRoutes::default() })
 }
 
-/// For a rank with its peers' memory at hand: the token rows of all ranks and the slots of each rank's rows for
-/// its experts, later the expert rows of all ranks.
+/// For a rank with its peers' memory at hand: the token rows of all ranks and the slots of each rank's rows
+/// for its experts, later the expert rows of all ranks.
 ///
 /// Sources of `place`: the token rows of each rank; the sums run over the expert rows of all ranks, numbered
 /// through. Under ETP `partial_sums` first adds the partial results of each row of the send order, and the

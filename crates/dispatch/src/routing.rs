@@ -1,5 +1,5 @@
-//! A routing: for each token of a rank its k (expert, weight) pairs. A slot of -1 is empty: a padding token, a
-//! pair that capacity dropped, or an unused choice; it sends nothing and its weight receives no gradient.
+//! A routing: for each token of a rank its k (expert, weight) pairs. A slot of -1 is empty: a padding token,
+//! a pair that capacity dropped, or an unused choice; it sends nothing and its weight receives no gradient.
 //! Optionally with padding: zero rows that fill every (scope, expert) chunk to a fixed size.
 
 use plica_kernels::{Real, Tensor};

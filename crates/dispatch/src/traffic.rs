@@ -1,5 +1,5 @@
-//! What a dispatch costs before it runs: bytes that a rank sends in each step, by dispatcher, and the rows that a
-//! rank must be able to hold. Pure; the recorder's counters must equal these numbers.
+//! What a dispatch costs before it runs: bytes that a rank sends in each step, by dispatcher, and the rows
+//! that a rank must be able to hold. Pure; the recorder's counters must equal these numbers.
 //!
 //! Sent bytes are counted as the recorder counts them: an all-gather sends the own part to D - 1 ranks, a
 //! reduce-scatter sends all parts but the own one, rows read out of a rank's memory are sent by it.
@@ -71,8 +71,8 @@ pub fn all_gather(rank: usize, counts: &Counts, tokens_of: &[usize], k: usize, w
     }
 }
 
-/// Bytes that are read from `rank` with the direct dispatcher. `counts` may hold zero rows, `real` holds the same
-/// without them: zero rows are written by their reader.
+/// Bytes that are read from `rank` with the direct dispatcher. `counts` may hold zero rows, `real` holds the
+/// same without them: zero rows are written by their reader.
 pub fn direct(rank: usize, counts: &Counts, real: &Counts, widths: &Widths) -> SentBytes {
     let grid = counts.grid();
     let others = || (0..grid.ranks()).filter(|&other| other != rank);
@@ -102,8 +102,8 @@ pub struct ReceiveBytes {
     pub balanced_bytes: u64,
 }
 
-/// What a rank must be able to receive: `ep` x `etp` ranks with `tokens` tokens each, `k` of `experts` experts a
-/// token, rows of `row_bytes`.
+/// What a rank must be able to receive: `ep` x `etp` ranks with `tokens` tokens each, `k` of `experts`
+/// experts a token, rows of `row_bytes`.
 ///
 /// # Panics
 /// When a size is 0 or the experts do not divide over EP.

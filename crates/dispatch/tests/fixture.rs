@@ -1,8 +1,8 @@
-//! The plan against the per-rank quantities of a simulated all-to-all dispatch with EP and ETP: counts, splits,
-//! chunk tables, index lists. The fixture in `tests/fixtures` is always checked; the full one of `PLICA_REFERENCE`
-//! where it is there. The fixture lists an arrival's chunks by (ETP, EP, local expert) and sorts them by local
-//! expert keeping that order; here rows of an expert stand by source rank, so the lists are compared, and the
-//! final order is held against the oracle elsewhere.
+//! The plan against the per-rank quantities of a simulated all-to-all dispatch with EP and ETP: counts,
+//! splits, chunk tables, index lists. The fixture in `tests/fixtures` is always checked; the full one of
+//! `PLICA_REFERENCE` where it is there. The fixture lists an arrival's chunks by (ETP, EP, local expert) and
+//! sorts them by local expert keeping that order; here rows of an expert stand by source rank, so the lists
+//! are compared, and the final order is held against the oracle elsewhere.
 
 use std::path::{Path, PathBuf};
 

@@ -1,6 +1,6 @@
-//! Capacity and row order against the operator goldens (`ops/capacity`, `ops/moe_layer`), and the capacity rows
-//! of the router fixture. Of the fixture's dropping cases only probability without padding is an oracle: its
-//! position policy and its padding pick among ties arbitrarily.
+//! Capacity and row order against the operator goldens (`ops/capacity`, `ops/moe_layer`), and the capacity
+//! rows of the router fixture. Of the fixture's dropping cases only probability without padding is an oracle:
+//! its position policy and its padding pick among ties arbitrarily.
 
 use std::path::PathBuf;
 

@@ -1,10 +1,11 @@
-//! The steps of a dispatch on their own: two micro-batches in flight, what stays in memory, what is sent, idle
-//! experts and ranks (S13, S14), unequal token counts and wrong row counts (S15). Numbers with an S are the
-//! scenarios of `reference/bugs.md`.
+//! The steps of a dispatch on their own: two micro-batches in flight, what stays in memory, what is sent,
+//! idle experts and ranks (S13, S14), unequal token counts and wrong row counts (S15). Numbers with an S are
+//! the scenarios of `reference/bugs.md`.
 
 mod world;
 
 use plica_comm::{LaunchOptions, Purpose, RankContext, Recorder, run_ranks};
+use plica_dispatch::bench::{BenchOptions, bench};
 use plica_dispatch::capacity::{Capacity, Policy, Scope, keep_mask};
 use plica_dispatch::grid::ExpertGrid;
 use plica_dispatch::oracle::Source;
@@ -205,7 +206,8 @@ fn predicted(world: &World, rank: usize, name: &str) -> SentBytes {
     }
 }
 
-/// S13: group sizes of the report, two experts idle. Fresh memory is NaN in test builds: no output may keep it.
+/// S13: group sizes of the report, two experts idle. Fresh memory is NaN in test builds: no output may keep
+/// it.
 #[test]
 fn s13_idle_experts() {
     let sizes = [162, 0, 2577, 446, 0, 83];
@@ -329,4 +331,19 @@ fn s15c_wrong_row_counts_are_refused() {
         }
         Ok(())
     });
+}
+
+/// The benchmark's own arithmetic: every dispatcher is measured on all routed rows.
+#[test]
+fn the_benchmark_runs() {
+    let options = BenchOptions { tokens: 64, width: 16, rounds: 2, ..BenchOptions::default() };
+    let rows = bench::<f32>(&options).unwrap();
+    assert_eq!(rows.len(), 3);
+    for row in rows {
+        assert_eq!(row.rows, 2 * 64 * 2);
+        assert!(row.dispatch_ns > 0.0 && row.combine_ns > 0.0 && row.share_of_copy() > 0.0);
+        let bytes = (2 * 2 * row.rows * 16 * 4) as f64;
+        let rate = bytes / (row.dispatch_ns + row.combine_ns);
+        assert!((rate / row.gigabytes_per_second - 1.0).abs() < 1e-9, "bytes a nanosecond are GB/s");
+    }
 }

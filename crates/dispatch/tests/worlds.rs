@@ -1,5 +1,5 @@
-//! Every dispatcher against the oracle: all routings of four tokens over small worlds, then random worlds with
-//! unequal token counts, dropped slots and padding.
+//! Every dispatcher against the oracle: all routings of four tokens over small worlds, then random worlds
+//! with unequal token counts, dropped slots and padding.
 
 mod world;
 
@@ -147,8 +147,8 @@ fn random_worlds() {
     }
 }
 
-/// In f32 and bf16 all-to-all and direct reads give the same bits, whatever the sums; on small integers, whose
-/// sums are exact, all-gather gives them too, and all equal the oracle.
+/// In f32 and bf16 all-to-all and direct reads give the same bits, whatever the sums; on small integers,
+/// whose sums are exact, all-gather gives them too, and all equal the oracle.
 #[test]
 fn same_bits_from_every_dispatcher() {
     let seed = 21;

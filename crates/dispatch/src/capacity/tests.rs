@@ -1,5 +1,5 @@
-//! Capacity against its table, the drop orders on the scenarios S05 and S06 of `reference/bugs.md`, the router
-//! fixture, and a slow restatement of each policy on random scopes.
+//! Capacity against its table, the drop orders on the scenarios S05 and S06 of `reference/bugs.md`, the
+//! router fixture, and a slow restatement of each policy on random scopes.
 
 use super::*;
 use plica_kernels::rng::{Purpose, Stream};

@@ -1,7 +1,7 @@
 //! A small world of ranks with tokens, routings and linear experts; the values that the oracle expects of it;
-//! and a rank that runs every step of a dispatcher and compares. Expert e on ETP rank p computes
-//! `w * M(e, p) x` with its own matrix, so that a row at a wrong expert, a partial result added twice or a wrong
-//! weight shows.
+//! and a rank that runs every step of a dispatcher and compares. Expert e on ETP rank p computes `w * M(e, p)
+//! x` with its own matrix, so that a row at a wrong expert, a partial result added twice or a wrong weight
+//! shows.
 
 use plica_comm::{Mesh, RankContext};
 use plica_dispatch::dispatcher::Dispatcher;
