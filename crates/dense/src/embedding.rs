@@ -1,4 +1,4 @@
-//! Vocabulary-parallel embedding: x = table[ids]. The table [V, d] is cut by rows over TP, V padded to a multiple
+//! Vocabulary-parallel embedding: `x = table[ids]`. The table `[V, d]` is cut by rows over TP, V padded to a multiple
 //! of TP; each rank looks up the ids that it holds, and a reduce-scatter of token rows sums (one term each) and
 //! cuts the result for sequence parallelism. The padded rows are never looked up. Source: Megatron-LM (arXiv
 //! 1909.08053, section 3).

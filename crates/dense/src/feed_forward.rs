@@ -6,7 +6,7 @@ use plica_kernels::{Float, Tensor};
 use crate::cx::Cx;
 use crate::error::Error;
 
-/// A layer that fills the feed-forward slot of a [`Block`]. Input and output are this TP rank's token rows
+/// A layer that fills the feed-forward slot of a [`crate::Block`]. Input and output are this TP rank's token rows
 /// [t, d]; a forward changes nothing but what it returns.
 pub trait FeedForward<T: Float> {
     /// What a forward keeps for its backward.

@@ -9,7 +9,7 @@ use crate::cx::Cx;
 use crate::param::{Init, ParamId, ParamSpec, ParamSpecs};
 use crate::phases::Phase;
 
-/// A norm whose weight [d] stands in the parameter store.
+/// A norm whose weight `[d]` stands in the parameter store.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Norm {
     weight: ParamId,

@@ -1,6 +1,6 @@
-//! RMS normalisation of queries and keys before the rotation. Per head (Qwen3): one weight [head_dim], the same
+//! RMS normalisation of queries and keys before the rotation. Per head (Qwen3): one weight `[head_dim]`, the same
 //! for all heads and TP ranks, its gradient summed over TP. Over the full projection width (OLMoE): the weight
-//! [heads·head_dim] is cut with the heads, and the sum of squares of a row is summed over TP.
+//! `[heads·head_dim]` is cut with the heads, and the sum of squares of a row is summed over TP.
 
 use plica_comm::{Purpose, Reduce};
 use plica_folding::axis::Axis;

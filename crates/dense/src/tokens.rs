@@ -29,13 +29,13 @@ pub struct BatchScale {
 /// A micro-batch in host memory, as data code makes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenBatch {
-    /// Token ids [T].
+    /// Token ids `[T]`.
     pub ids: Vec<i32>,
-    /// Next-token targets [T], [`IGNORED`] where none counts.
+    /// Next-token targets `[T]`, [`IGNORED`] where none counts.
     pub targets: Vec<i32>,
     /// Row offsets of the documents: first 0, last T. A sequence never continues the document of another one.
     pub documents: Vec<usize>,
-    /// TRUE = padding [T].
+    /// TRUE = padding `[T]`.
     pub padding: Vec<bool>,
     /// Tokens of a sequence, s.
     pub sequence: usize,
@@ -84,15 +84,15 @@ impl TokenBatch {
 /// The tokens of the micro-batch on one rank.
 #[derive(Clone, Debug)]
 pub struct TokenInfo {
-    /// Token ids [T].
+    /// Token ids `[T]`.
     pub ids: Tensor<i32>,
-    /// Position inside its document [T].
+    /// Position inside its document `[T]`.
     pub positions: Tensor<i32>,
-    /// Targets [T], [`IGNORED`] where none counts.
+    /// Targets `[T]`, [`IGNORED`] where none counts.
     pub targets: Tensor<i32>,
     /// Row offsets of the documents: first 0, last T.
     pub documents: Vec<usize>,
-    /// TRUE = padding [T].
+    /// TRUE = padding `[T]`.
     pub padding: Vec<bool>,
     /// Tokens of a sequence, s.
     pub sequence: usize,

@@ -1,6 +1,8 @@
 //! Every layout equals one rank: loss, every gradient, weights after three steps, in f64 within 1e-10. And what
 //! must not change a bit: recomputation, putting off weight gradients, buckets, a second run.
 
+use plica_kernels::rng::{Purpose, Stream};
+
 use super::model::{ModelConfig, Named, Outcome, Run, run, sequences, worst};
 use crate::reduce::ReduceOptions;
 use crate::{QkNorm, RecomputePolicy};
@@ -160,4 +162,50 @@ fn loss_chunks_change_nothing_but_rounding() {
     let whole = run::<f64>(&config, &base, &batches);
     let chunks = run::<f64>(&config, &Run { chunk_elements: Some(1), ..base }, &batches);
     assert_equal("chunks of 64 rows", &chunks, &whole, 1e-12);
+}
+
+#[test]
+fn fewer_words_than_padded_rows() {
+    // 5 words over 4 ranks are padded to 8: one rank has a word and a padded row, one has only padded rows.
+    let config = ModelConfig { vocabulary: 5, ..ModelConfig::default() };
+    let batches = batches(&config, 6);
+    let one = run::<f64>(&config, &Run::one(STEPS), &batches);
+    assert_equal("5 words on 4 ranks", &run::<f64>(&config, &Run::of(4, 1, STEPS), &batches), &one, 1e-10);
+}
+
+#[test]
+fn random_models_batches_and_layouts_equal_one_rank() {
+    for seed in 0..10 {
+        let stream = Stream::new(seed, Purpose::Named("random models"));
+        let mut index = 0;
+        let mut below = |bound: u64| {
+            index += 1;
+            stream.below(index, bound) as usize
+        };
+        let (tp, dp) = ([1, 2, 4][below(3)], 1 + below(3));
+        let kv_heads = tp * (1 + below(2));
+        let config = ModelConfig {
+            vocabulary: 2 + below(20),
+            width: 1 + below(9),
+            layers: 1 + below(2),
+            heads: kv_heads * (1 + below(3)),
+            kv_heads,
+            head_dim: 2 * (1 + below(3)),
+            ffn: tp * (1 + below(4)),
+            qk_norm: [QkNorm::None, QkNorm::Head, QkNorm::Full][below(3)],
+            window: [None, Some(1 + below(4))][below(2)],
+            tied: below(2) == 1,
+        };
+        let how = Run {
+            micro_batch: 1 + below(4),
+            recompute: RecomputePolicy::NAMED[below(6)].1,
+            put_off: below(2) == 1,
+            ..Run::of(tp, dp, STEPS)
+        };
+        let (count, length) = (1 + below(7), 1 + below(9));
+        let batches = vec![sequences(count, length, config.vocabulary, seed)];
+        let what = format!("seed {seed}: {config:?} {how:?} {count} sequences of {length}");
+        let one = run::<f64>(&config, &Run::one(STEPS), &batches);
+        assert_equal(&what, &run::<f64>(&config, &how, &batches), &one, 1e-10);
+    }
 }
