@@ -69,7 +69,15 @@ impl Piece {
 
     /// Copies this part out of a local tensor (the parameter or anything of its shape, e.g. a moment).
     pub fn copy_out<E: Element>(&self, local: &Tensor<E>) -> Vec<E> {
-        let all = local.to_vec();
+        // In place where that is possible: a stack of experts is one tensor with many pieces.
+        let copied;
+        let all = match local.host() {
+            Some(all) => all,
+            None => {
+                copied = local.to_vec();
+                &copied
+            }
+        };
         let mut values = Vec::with_capacity(self.len());
         self.runs(local.dims(), |_, offset, len| values.extend_from_slice(&all[offset..offset + len]));
         values
