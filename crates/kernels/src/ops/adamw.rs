@@ -5,7 +5,7 @@
 //! parts are [`crate::ops::elementwise::sum_of_squares`]. Leaves out amsgrad and the choice of who decays.
 
 use crate::dtype::{Float, Real};
-use crate::ops::disjoint::Disjoint;
+use crate::ops::shared::SharedMut;
 use crate::ops::elementwise::GRAIN;
 use crate::tensor::Tensor;
 
@@ -107,10 +107,10 @@ pub fn adamw_step_rounded<T: Float>(
     weight: &mut Tensor<T>,
 ) {
     assert_eq!(weight.len(), master.len(), "a weight for every master weight");
-    let weight = Disjoint::new(weight.data_mut());
+    let weight = SharedMut::new(weight.data_mut());
     step(master, m, v, grad, settings, |start, master| {
         // SAFETY: the strips of `step` do not overlap.
-        let weight = unsafe { weight.part(start..start + master.len()) };
+        let weight = unsafe { weight.part(start, master.len()) };
         for (w, x) in weight.iter_mut().zip(master) {
             *w = T::from_acc(*x);
         }
@@ -131,14 +131,14 @@ fn step<A: Real>(
     let factors = Factors::<A>::new(settings);
     let device = master.device().clone();
     let grad = grad.data();
-    let master = Disjoint::new(master.data_mut());
-    let (m, v) = (Disjoint::new(m.data_mut()), Disjoint::new(v.data_mut()));
+    let master = SharedMut::new(master.data_mut());
+    let (m, v) = (SharedMut::new(m.data_mut()), SharedMut::new(v.data_mut()));
     device.pool().for_ranges(n, GRAIN, |range| {
         for start in range.clone().step_by(STRIP) {
             let strip = start..(start + STRIP).min(range.end);
             // SAFETY: the ranges do not overlap, nor do the strips of one.
             let (w, m, v) =
-                unsafe { (master.part(strip.clone()), m.part(strip.clone()), v.part(strip.clone())) };
+                unsafe { (master.part(start, strip.len()), m.part(start, strip.len()), v.part(start, strip.len())) };
             factors.apply(w, m, v, &grad[strip]);
             after(start, w);
         }

@@ -11,7 +11,7 @@ use num_traits::Float as _;
 
 use crate::dtype::{Float, Real};
 use crate::ledger::Category;
-use crate::ops::disjoint::Disjoint;
+use crate::ops::shared::SharedMut;
 use crate::ops::elementwise::{LANES, fold_lanes};
 use crate::ops::fastmath::FastMath as _;
 use crate::tensor::Tensor;
@@ -139,10 +139,10 @@ pub fn ce_local_sum_exp_and_target<T: Float>(
     let mut sum_exp = Tensor::empty(device, [rows], Category::Activation);
     let mut target_logit = Tensor::empty(device, [rows], Category::Activation);
     let (logits, maxima, targets) = (logits_tv.data(), max_t.data(), targets.data());
-    let (sums, found) = (Disjoint::new(sum_exp.data_mut()), Disjoint::new(target_logit.data_mut()));
+    let (sums, found) = (SharedMut::new(sum_exp.data_mut()), SharedMut::new(target_logit.data_mut()));
     device.pool().for_ranges(rows, grain(columns), |range| {
         // SAFETY: the ranges of rows do not overlap.
-        let (sums, found) = unsafe { (sums.part(range.clone()), found.part(range.clone())) };
+        let (sums, found) = unsafe { (sums.part(range.start, range.len()), found.part(range.start, range.len())) };
         for ((t, sum), found) in range.zip(sums).zip(found) {
             let row = &logits[t * columns..t * columns + valid_columns];
             *sum = row_sum_exp(row, maxima[t]);
@@ -230,10 +230,10 @@ pub fn cross_entropy<T: Float>(
     let mut nll_t = Tensor::empty(device, [rows], Category::Activation);
     let mut lse_t = Tensor::empty(device, [rows], Category::Activation);
     let (logits, targets) = (logits_tv.data(), targets.data());
-    let (nll, lse) = (Disjoint::new(nll_t.data_mut()), Disjoint::new(lse_t.data_mut()));
+    let (nll, lse) = (SharedMut::new(nll_t.data_mut()), SharedMut::new(lse_t.data_mut()));
     device.pool().for_ranges(rows, grain(columns), |range| {
         // SAFETY: the ranges of rows do not overlap.
-        let (nll, lse) = unsafe { (nll.part(range.clone()), lse.part(range.clone())) };
+        let (nll, lse) = unsafe { (nll.part(range.start, range.len()), lse.part(range.start, range.len())) };
         for ((t, nll), lse) in range.zip(nll).zip(lse) {
             let row = &logits[t * columns..(t + 1) * columns];
             let (max, sum) = row_statistics(row);
@@ -262,13 +262,13 @@ pub fn cross_entropy_in_place<T: Float>(
     let mut logits = owned(logits_tv);
     let device = logits.device().clone();
     let mut nll_t = Tensor::empty(&device, [rows], Category::Activation);
-    let (nll, targets) = (Disjoint::new(nll_t.data_mut()), targets.data());
+    let (nll, targets) = (SharedMut::new(nll_t.data_mut()), targets.data());
     let scale = T::Acc::from_f64(scale);
     device.pool().for_rows_mut(logits.data_mut(), columns, grain(columns), |first, out| {
         for (i, row) in out.chunks_exact_mut(columns).enumerate() {
             let t = first + i;
             // SAFETY: every row is visited once, and its loss is its own.
-            let nll = unsafe { nll.part(t..t + 1) };
+            let nll = unsafe { nll.part(t, 1) };
             let Some(target) = single_rank_target(targets[t], valid_columns) else {
                 nll[0] = T::Acc::default();
                 row.fill(T::default());

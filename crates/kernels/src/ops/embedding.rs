@@ -4,7 +4,7 @@
 
 use crate::dtype::Float;
 use crate::ledger::Category;
-use crate::ops::disjoint::Disjoint;
+use crate::ops::shared::SharedMut;
 use crate::ops::elementwise::grain_rows;
 use crate::tensor::Tensor;
 
@@ -48,7 +48,7 @@ pub fn embedding_backward<T: Float>(
     assert_eq!(dx_td.dims(), [ids_t.len(), d], "one gradient row a token");
     let device = dtable_vd.device().clone();
     let (dx, ids) = (dx_td.data(), ids_t.data());
-    let table = Disjoint::new(dtable_vd.data_mut());
+    let table = SharedMut::new(dtable_vd.data_mut());
     // Threads take columns, not tokens: two tokens may share a row, and their order must not change.
     let parts = device.pool().threads().min(d / COLUMN_GRAIN).max(1);
     device.pool().for_each(parts, |part| {
@@ -56,7 +56,7 @@ pub fn embedding_backward<T: Float>(
         for (t, &id) in ids.iter().enumerate() {
             let Some(row) = local_row(id, first_id, rows) else { continue };
             // SAFETY: the columns of different parts do not overlap, and the borrow ends with this token.
-            let sums = unsafe { table.part(row * d + columns.start..row * d + columns.end) };
+            let sums = unsafe { table.part(row * d + columns.start, columns.len()) };
             for (s, v) in sums.iter_mut().zip(&dx[t * d + columns.start..t * d + columns.end]) {
                 *s += v.to_acc();
             }

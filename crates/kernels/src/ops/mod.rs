@@ -8,7 +8,6 @@ pub mod activation;
 pub mod adamw;
 pub mod attention;
 pub mod cross_entropy;
-pub(crate) mod disjoint;
 pub mod elementwise;
 pub mod embedding;
 pub mod fastmath;

@@ -16,7 +16,7 @@ use num_traits::Float as _;
 
 use crate::dtype::Float;
 use crate::ledger::Category;
-use crate::ops::disjoint::Disjoint;
+use crate::ops::shared::SharedMut;
 use crate::ops::elementwise::{LANES, column_sums, dot, fold_lanes, grain_rows};
 use crate::tensor::Tensor;
 
@@ -48,11 +48,11 @@ pub fn rms_forward<T: Float>(x: &Tensor<T>, w_d: &Tensor<T>, eps: f64) -> (Tenso
     let mut y = Tensor::empty(x.device(), x.shape(), Category::Activation);
     let mut inv_rms = Tensor::empty(x.device(), [rows], Category::Activation);
     let (from, w) = (x.data(), w_d.data());
-    let (out, inverses) = (Disjoint::new(y.data_mut()), Disjoint::new(inv_rms.data_mut()));
+    let (out, inverses) = (SharedMut::new(y.data_mut()), SharedMut::new(inv_rms.data_mut()));
     x.device().pool().for_ranges(rows, grain_rows(d), |range| {
         // SAFETY: the ranges of rows do not overlap.
         let (out, inverses) =
-            unsafe { (out.part(range.start * d..range.end * d), inverses.part(range.clone())) };
+            unsafe { (out.part(range.start * d, range.len() * d), inverses.part(range.start, range.len())) };
         let rows = from[range.start * d..range.end * d].chunks_exact(d);
         for ((x, y), inverse) in rows.zip(out.chunks_exact_mut(d)).zip(inverses) {
             *inverse = inverse_of::<T>(dot(x, x), d, eps);
@@ -77,14 +77,14 @@ pub fn add_rms_forward<T: Float>(
     let mut y = Tensor::empty(x.device(), x.shape(), Category::Activation);
     let mut inv_rms = Tensor::empty(x.device(), [rows], Category::Activation);
     let (a, b, w) = (x.data(), residual.data(), w_d.data());
-    let (sums, out) = (Disjoint::new(sum.data_mut()), Disjoint::new(y.data_mut()));
-    let inverses = Disjoint::new(inv_rms.data_mut());
+    let (sums, out) = (SharedMut::new(sum.data_mut()), SharedMut::new(y.data_mut()));
+    let inverses = SharedMut::new(inv_rms.data_mut());
     x.device().pool().for_ranges(rows, grain_rows(d), |range| {
         for row in range {
             let place = row * d..(row + 1) * d;
             // SAFETY: every row is visited once, and its outputs are its own.
             let (sum, y, inverse) =
-                unsafe { (sums.part(place.clone()), out.part(place.clone()), inverses.part(row..row + 1)) };
+                unsafe { (sums.part(row * d, d), out.part(row * d, d), inverses.part(row, 1)) };
             for ((s, a), b) in sum.iter_mut().zip(&a[place.clone()]).zip(&b[place]) {
                 *s = T::from_acc(a.to_acc() + b.to_acc());
             }
@@ -131,13 +131,13 @@ fn backward<T: Float>(
     assert_eq!((dy.shape(), dw_d.len(), inv_rms.len()), (x.shape(), d, rows), "shapes of a norm's backward");
     assert!(dsum.is_none_or(|s| s.shape() == x.shape()), "shape of the sum's gradient");
     let mut dx = Tensor::empty(x.device(), x.shape(), Category::Activation);
-    let out = Disjoint::new(dx.data_mut());
+    let out = SharedMut::new(dx.data_mut());
     let (dy, x, w, inverses) = (dy.data(), x.data(), w_d.data(), inv_rms.data());
     column_sums(dw_d, rows, |range, dw| {
         for row in range {
             let place = row * d..(row + 1) * d;
             // SAFETY: every row is visited once, and its output is its own.
-            let dx = unsafe { out.part(place.clone()) };
+            let dx = unsafe { out.part(row * d, d) };
             let (dy, x, inverse) = (&dy[place.clone()], &x[place.clone()], inverses[row]);
             let dots = weighted_dot_and_dw(dy, x, w, inverse, dw);
             let pull = dots * inverse * inverse / T::Acc::from_f64(d as f64);
@@ -154,7 +154,7 @@ fn backward<T: Float>(
 }
 
 /// sum w dy x of one row, while dw += dy x inverse.
-#[inline(always)]
+#[inline(never)]
 fn weighted_dot_and_dw<T: Float>(dy: &[T], x: &[T], w: &[T], inverse: T::Acc, dw: &mut [T::Acc]) -> T::Acc {
     let mut lanes = [T::Acc::default(); LANES];
     let d = w.len();

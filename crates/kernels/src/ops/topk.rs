@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::dtype::{DType, Real};
 use crate::error::KernelError;
 use crate::ledger::Category;
-use crate::ops::disjoint::Disjoint;
+use crate::ops::shared::SharedMut;
 use crate::ops::elementwise::grain_rows;
 use crate::tensor::Tensor;
 
@@ -33,12 +33,12 @@ pub fn topk_rows<A: Real>(scores_te: &Tensor<A>, k: usize) -> Result<(Tensor<i32
     let mut values_tk = Tensor::<A>::empty(device, [tokens, k], Category::Activation);
     let nan_row = AtomicUsize::new(usize::MAX);
     let scores = scores_te.data();
-    let (ids, values) = (Disjoint::new(ids_tk.data_mut()), Disjoint::new(values_tk.data_mut()));
+    let (ids, values) = (SharedMut::new(ids_tk.data_mut()), SharedMut::new(values_tk.data_mut()));
     device.pool().for_ranges(tokens, grain_rows(4 * candidates), |rows| {
         let mut keys = vec![0u64; candidates];
         for t in rows {
             // SAFETY: every row is visited once, and its outputs are its own.
-            let (ids, values) = unsafe { (ids.part(t * k..(t + 1) * k), values.part(t * k..(t + 1) * k)) };
+            let (ids, values) = unsafe { (ids.part(t * k, k), values.part(t * k, k)) };
             let row = &scores[t * candidates..(t + 1) * candidates];
             if row.iter().fold(false, |nan, s| nan | s.is_nan()) {
                 nan_row.fetch_min(t, Ordering::Relaxed);

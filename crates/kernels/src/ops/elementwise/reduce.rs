@@ -9,7 +9,7 @@ use num_traits::Float as _;
 use crate::device::Device;
 use crate::dtype::{Element, Float, Real};
 use crate::ledger::Category;
-use crate::ops::disjoint::Disjoint;
+use crate::ops::shared::SharedMut;
 use crate::ops::elementwise::{GRAIN, grain_rows};
 use crate::tensor::Tensor;
 
@@ -197,8 +197,8 @@ pub fn is_finite<T: Float>(x: &Tensor<T>) -> bool {
         .all(|b| b)
 }
 
-/// Dot product of two rows in fixed lanes.
-#[inline(always)]
+/// Dot product of two rows in fixed lanes. Never inlined: alone, the compiler keeps the lanes in vector registers.
+#[inline(never)]
 pub(crate) fn dot<T: Float>(a: &[T], b: &[T]) -> T::Acc {
     let mut lanes = [T::Acc::default(); LANES];
     let (strips_a, strips_b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
@@ -270,10 +270,10 @@ pub(crate) fn column_sums<A: Real>(
         return;
     }
     let mut partials = Tensor::<A>::empty(&device, [blocks, width], Category::Workspace);
-    let parts = Disjoint::new(partials.data_mut());
+    let parts = SharedMut::new(partials.data_mut());
     device.pool().for_each(blocks, |block| {
         // SAFETY: each block has a row of its own, and is visited once.
-        let partial = unsafe { parts.part(block * width..(block + 1) * width) };
+        let partial = unsafe { parts.part(block * width, width) };
         partial.fill(A::default());
         f(block * ROW_BLOCK..((block + 1) * ROW_BLOCK).min(rows), partial);
     });

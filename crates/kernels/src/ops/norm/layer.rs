@@ -6,12 +6,13 @@ use num_traits::Float as _;
 use super::rows_and_width;
 use crate::dtype::{Float, Real};
 use crate::ledger::Category;
-use crate::ops::disjoint::Disjoint;
+use crate::ops::shared::SharedMut;
 use crate::ops::elementwise::{LANES, column_sums, fold_lanes, grain_rows};
 use crate::tensor::Tensor;
 
-/// Sum of `f(x, g)` over the elements of a row and a second one, in fixed lanes.
-#[inline(always)]
+/// Sum of `f(x, g)` over the elements of a row and a second one, in fixed lanes (never inlined, as
+/// [`crate::ops::elementwise::dot`]).
+#[inline(never)]
 fn lane_sum<A: Real>(x: &[A], g: &[A], f: impl Fn(A, A) -> A) -> A {
     let mut lanes = [A::default(); LANES];
     let (strips_x, strips_g) = (x.chunks_exact(LANES), g.chunks_exact(LANES));
@@ -40,15 +41,15 @@ pub fn layer_norm_forward<T: Float>(
     let mut y = Tensor::empty(x.device(), x.shape(), Category::Activation);
     let mut mean = Tensor::empty(x.device(), [rows], Category::Activation);
     let mut inv_std = Tensor::empty(x.device(), [rows], Category::Activation);
-    let out = Disjoint::new(y.data_mut());
-    let (means, inverses) = (Disjoint::new(mean.data_mut()), Disjoint::new(inv_std.data_mut()));
+    let out = SharedMut::new(y.data_mut());
+    let (means, inverses) = (SharedMut::new(mean.data_mut()), SharedMut::new(inv_std.data_mut()));
     let (from, w, b) = (x.data(), w_d.data(), b_d.data());
     x.device().pool().for_ranges(rows, grain_rows(d), |range| {
         let mut wide = vec![T::Acc::default(); d];
         for row in range {
             // SAFETY: every row is visited once, and its outputs are its own.
             let (y, mean, inverse) = unsafe {
-                (out.part(row * d..(row + 1) * d), means.part(row..row + 1), inverses.part(row..row + 1))
+                (out.part(row * d, d), means.part(row, 1), inverses.part(row, 1))
             };
             for (wide, x) in wide.iter_mut().zip(&from[row * d..(row + 1) * d]) {
                 *wide = x.to_acc();
@@ -88,7 +89,7 @@ pub fn layer_norm_backward<T: Float>(
     assert_eq!((mean.len(), inv_std.len()), (rows, rows), "statistics of every row");
     let mut dx = Tensor::empty(x.device(), x.shape(), Category::Activation);
     let mut both = Tensor::<T::Acc>::zeros(x.device(), [2 * d], Category::Workspace);
-    let out = Disjoint::new(dx.data_mut());
+    let out = SharedMut::new(dx.data_mut());
     let (dy, x, w, means, inverses) = (dy.data(), x.data(), w_d.data(), mean.data(), inv_std.data());
     let count = T::Acc::from_f64(d as f64);
     column_sums(&mut both, rows, |range, sums| {
@@ -98,7 +99,7 @@ pub fn layer_norm_backward<T: Float>(
         for row in range {
             let place = row * d..(row + 1) * d;
             // SAFETY: every row is visited once, and its output is its own.
-            let dx = unsafe { out.part(place.clone()) };
+            let dx = unsafe { out.part(row * d, d) };
             let (dy, x, middle, inverse) = (&dy[place.clone()], &x[place], means[row], inverses[row]);
             for i in 0..d {
                 let upstream = dy[i].to_acc();

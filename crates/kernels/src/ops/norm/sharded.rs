@@ -7,7 +7,7 @@
 use super::{dx_row, inverse_of, rows_and_width, scaled_row};
 use crate::dtype::{Float, Real};
 use crate::ledger::Category;
-use crate::ops::disjoint::Disjoint;
+use crate::ops::shared::SharedMut;
 use crate::ops::elementwise::{LANES, column_sums, dot, fold_lanes, grain_rows};
 use crate::tensor::Tensor;
 
@@ -88,14 +88,14 @@ pub fn rms_apply_backward<T: Float>(
     assert_eq!((dy.shape(), dw_d.len(), inv_rms.len()), (x.shape(), d, rows), "shapes of a norm's backward");
     assert_eq!(dots.len(), rows, "one sum a row");
     let mut dx = Tensor::empty(x.device(), x.shape(), Category::Activation);
-    let out = Disjoint::new(dx.data_mut());
+    let out = SharedMut::new(dx.data_mut());
     let (dy, x, w) = (dy.data(), x.data(), w_d.data());
     let (inverses, dots) = (inv_rms.data(), dots.data());
     column_sums(dw_d, rows, |range, dw| {
         for row in range {
             let place = row * d..(row + 1) * d;
             // SAFETY: every row is visited once, and its output is its own.
-            let dx = unsafe { out.part(place.clone()) };
+            let dx = unsafe { out.part(row * d, d) };
             let (dy, x, inverse) = (&dy[place.clone()], &x[place], inverses[row]);
             for ((dw, dy), x) in dw.iter_mut().zip(dy).zip(x) {
                 *dw += dy.to_acc() * x.to_acc() * inverse;
