@@ -74,8 +74,8 @@ fn frequencies(goldens: &Goldens, case: &str, head_dim: usize) -> RopeFrequencie
     rope_frequencies(head_dim, theta, yarn.as_ref())
 }
 
-/// The goldens hold results of interleaved pairs in the order of the half layout: all first elements of a head,
-/// then all second ones. Where each element of a head of width `d` lies in the pairs' own order.
+/// The goldens hold results of interleaved pairs in the order of the half layout: all first elements of a
+/// head, then all second ones. Where each element of a head of width `d` lies in the pairs' own order.
 fn pair_order(d: usize) -> Vec<usize> {
     (0..d).map(|i| if i < d / 2 { 2 * i } else { 2 * i + 1 - d }).collect()
 }

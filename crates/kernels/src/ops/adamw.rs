@@ -1,12 +1,12 @@
-//! AdamW (Loshchilov and Hutter 2019) in one pass over master weights, moments and gradient:
-//! g = clip * grad; w *= 1 - lr * decay (before the update, decoupled); m = b1 m + (1 - b1) g;
-//! v = b2 v + (1 - b2) g^2; w -= lr / (1 - b1^t) * m / (sqrt(v / (1 - b2^t)) + eps). A parameter without gradient
-//! passes zeros and still decays and ages. The clip coefficient comes from the norm over all gradients, whose
-//! parts are [`crate::ops::elementwise::sum_of_squares`]. Leaves out amsgrad and the choice of who decays.
+//! AdamW (Loshchilov and Hutter 2019) in one pass over master weights, moments and gradient: g = clip * grad;
+//! w *= 1 - lr * decay (before the update, decoupled); m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; w -=
+//! lr / (1 - b1^t) * m / (sqrt(v / (1 - b2^t)) + eps). A parameter without gradient passes zeros and still
+//! decays and ages. The clip coefficient comes from the norm over all gradients, whose parts are
+//! [`crate::ops::elementwise::sum_of_squares`]. Leaves out amsgrad and the choice of who decays.
 
 use crate::dtype::{Float, Real};
-use crate::ops::shared::SharedMut;
 use crate::ops::elementwise::GRAIN;
+use crate::ops::shared::SharedMut;
 use crate::tensor::Tensor;
 
 #[cfg(test)]
@@ -34,9 +34,13 @@ pub struct AdamW {
     pub clip_coefficient: f64,
 }
 
-/// min(1, max_norm / (norm + 1e-6)) for the sum of the squares of all gradients; 1 without a limit.
+/// min(1, max_norm / (norm + 1e-6)) for the sum of the squares of all gradients; 1 without a limit, NaN for a
+/// norm of NaN.
 pub fn clip_coefficient(sum_of_squares: f64, max_norm: Option<f64>) -> f64 {
-    max_norm.map_or(1.0, |max_norm| (max_norm / (sum_of_squares.sqrt() + 1e-6)).min(1.0))
+    let Some(max_norm) = max_norm else { return 1.0 };
+    let coefficient = max_norm / (sum_of_squares.sqrt() + 1e-6);
+    // Not `min`, which would turn the NaN of a broken gradient into an innocent 1.
+    if coefficient > 1.0 { 1.0 } else { coefficient }
 }
 
 /// The settings as the factors that the inner loop needs.
@@ -137,8 +141,9 @@ fn step<A: Real>(
         for start in range.clone().step_by(STRIP) {
             let strip = start..(start + STRIP).min(range.end);
             // SAFETY: the ranges do not overlap, nor do the strips of one.
-            let (w, m, v) =
-                unsafe { (master.part(start, strip.len()), m.part(start, strip.len()), v.part(start, strip.len())) };
+            let (w, m, v) = unsafe {
+                (master.part(start, strip.len()), m.part(start, strip.len()), v.part(start, strip.len()))
+            };
             factors.apply(w, m, v, &grad[strip]);
             after(start, w);
         }

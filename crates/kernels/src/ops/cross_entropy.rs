@@ -1,19 +1,20 @@
-//! Cross-entropy of logits [t, v] with targets [t]: nll = ln(sum over v of e^x) - x[target], by maximum
-//! subtraction; a target of [`IGNORED`] gives nll 0 and gradient 0. The vocabulary may be cut over ranks: a rank
-//! holds the columns of ids `first_id ..`, of which the first `valid_columns` are real and the others padding
-//! that never counts and gets gradient 0. The pieces, between which the caller reduces over the ranks:
-//! [`ce_local_max`] | max | [`ce_local_sum_exp_and_target`] | sum | [`ce_nll`], [`ce_backward_in_place`].
-//! On one rank [`cross_entropy_in_place`] does it all while a row lies in the cache: the logits are read from
-//! memory once and the gradient is written once. Sums of a row run in fixed lanes, in functions of their own
-//! (never inlined), so that the compiler makes each loop into vector code whatever surrounds it.
+//! Cross-entropy of logits `[t, v]` with targets `[t]`: nll = ln(sum over v of e^x) - x at the target, by
+//! maximum subtraction; a target of [`IGNORED`] gives nll 0 and gradient 0. The vocabulary may be cut over
+//! ranks: a rank holds the columns of ids `first_id ..`, of which the first `valid_columns` are real and the
+//! others padding that never counts and gets gradient 0. The pieces, between which the caller reduces over
+//! the ranks: [`ce_local_max`] | max | [`ce_local_sum_exp_and_target`] | sum | [`ce_nll`],
+//! [`ce_backward_in_place`]. On one rank [`cross_entropy_in_place`] does it all while a row lies in the
+//! cache: the logits are read from memory once and the gradient is written once. Sums of a row run in fixed
+//! lanes, in functions of their own (never inlined), so that the compiler makes each loop into vector code
+//! whatever surrounds it.
 
 use num_traits::Float as _;
 
 use crate::dtype::{Float, Real};
 use crate::ledger::Category;
-use crate::ops::shared::SharedMut;
 use crate::ops::elementwise::{LANES, fold_lanes};
 use crate::ops::fastmath::FastMath as _;
+use crate::ops::shared::SharedMut;
 use crate::tensor::Tensor;
 
 #[cfg(test)]
@@ -21,9 +22,6 @@ mod tests;
 
 /// Target of a position that is not predicted.
 pub const IGNORED: i32 = -100;
-
-/// Columns between two looks at the running maximum; a strip lies in the nearest cache.
-const STRIP: usize = 1024;
 
 /// Rows that are worth handing to another thread: an exponential costs more than a copy.
 fn grain(columns: usize) -> usize {
@@ -73,20 +71,24 @@ fn row_sum_exp<T: Float>(row: &[T], max: T::Acc) -> T::Acc {
     fold_lanes(lanes)
 }
 
-/// Maximum and sum of one row in one read of memory: strip by strip, the sum so far moved to the new maximum.
-fn row_statistics<T: Float>(row: &[T]) -> (T::Acc, T::Acc) {
-    let (mut max, mut sum) = (T::Acc::neg_infinity(), T::Acc::default());
-    for strip in row.chunks(STRIP) {
-        let strip_max = row_max(strip);
-        if strip_max > max {
-            sum = if sum > T::Acc::default() { sum * (max - strip_max).fast_exp() } else { sum };
-            max = strip_max;
-        }
-        // Before the first finite logit there is no maximum to subtract; e^-inf is 0 without one.
-        let base = if max == T::Acc::neg_infinity() { T::Acc::default() } else { max };
-        sum += row_sum_exp(strip, base);
+/// exp_i = e^(x_i - max), and their sum: the same bits as [`row_sum_exp`].
+#[inline(never)]
+fn row_exp<T: Float>(row: &[T], max: T::Acc, exp: &mut [T::Acc]) -> T::Acc {
+    let mut lanes = [T::Acc::default(); LANES];
+    let exp = &mut exp[..row.len()];
+    for (e, x) in exp.iter_mut().zip(row) {
+        *e = (x.to_acc() - max).fast_exp();
     }
-    (max, sum)
+    let mut strips = exp.chunks_exact(LANES);
+    for strip in &mut strips {
+        for i in 0..LANES {
+            lanes[i] += strip[i];
+        }
+    }
+    for (lane, e) in lanes.iter_mut().zip(strips.remainder()) {
+        *lane += *e;
+    }
+    fold_lanes(lanes)
 }
 
 /// x -> factor e^(x - max), then `scale` less at the target; zeros behind the valid columns.
@@ -142,7 +144,8 @@ pub fn ce_local_sum_exp_and_target<T: Float>(
     let (sums, found) = (SharedMut::new(sum_exp.data_mut()), SharedMut::new(target_logit.data_mut()));
     device.pool().for_ranges(rows, grain(columns), |range| {
         // SAFETY: the ranges of rows do not overlap.
-        let (sums, found) = unsafe { (sums.part(range.start, range.len()), found.part(range.start, range.len())) };
+        let (sums, found) =
+            unsafe { (sums.part(range.start, range.len()), found.part(range.start, range.len())) };
         for ((t, sum), found) in range.zip(sums).zip(found) {
             let row = &logits[t * columns..t * columns + valid_columns];
             *sum = row_sum_exp(row, maxima[t]);
@@ -236,7 +239,8 @@ pub fn cross_entropy<T: Float>(
         let (nll, lse) = unsafe { (nll.part(range.start, range.len()), lse.part(range.start, range.len())) };
         for ((t, nll), lse) in range.zip(nll).zip(lse) {
             let row = &logits[t * columns..(t + 1) * columns];
-            let (max, sum) = row_statistics(row);
+            let max = row_max(row);
+            let sum = row_sum_exp(row, max);
             *lse = max + sum.ln();
             *nll = single_rank_target(targets[t], columns)
                 .map_or_else(T::Acc::default, |column| (max - row[column].to_acc()) + sum.ln());
@@ -245,9 +249,9 @@ pub fn cross_entropy<T: Float>(
     (nll_t, lse_t)
 }
 
-/// The loss of every row and, in place of the logits, the gradient `scale * (softmax - one_hot(target))`, over
-/// the first `valid_columns` columns, the whole vocabulary on this rank: `(nll [t], dlogits [t, v])`. One read
-/// and one write of the logits.
+/// The loss of every row and, in place of the logits, the gradient `scale * (softmax - one_hot(target))`,
+/// over the first `valid_columns` columns, the whole vocabulary on this rank: `(nll [t], dlogits [t, v])`.
+/// One read and one write of the logits.
 ///
 /// # Panics
 /// When a target is neither a valid column nor [`IGNORED`].
@@ -265,6 +269,7 @@ pub fn cross_entropy_in_place<T: Float>(
     let (nll, targets) = (SharedMut::new(nll_t.data_mut()), targets.data());
     let scale = T::Acc::from_f64(scale);
     device.pool().for_rows_mut(logits.data_mut(), columns, grain(columns), |first, out| {
+        let mut exp = vec![T::Acc::default(); valid_columns];
         for (i, row) in out.chunks_exact_mut(columns).enumerate() {
             let t = first + i;
             // SAFETY: every row is visited once, and its loss is its own.
@@ -274,9 +279,16 @@ pub fn cross_entropy_in_place<T: Float>(
                 row.fill(T::default());
                 continue;
             };
-            let (max, sum) = row_statistics(&row[..valid_columns]);
-            nll[0] = (max - row[target].to_acc()) + sum.ln();
-            row_gradient(row, valid_columns, max, scale / sum, Some(target), scale);
+            let (valid, padding) = row.split_at_mut(valid_columns);
+            let max = row_max(valid);
+            let sum = row_exp(valid, max, &mut exp);
+            let factor = scale / sum;
+            nll[0] = (max - valid[target].to_acc()) + sum.ln();
+            for (x, e) in valid.iter_mut().zip(&exp) {
+                *x = T::from_acc(*e * factor);
+            }
+            valid[target] = T::from_acc(exp[target] * factor - scale);
+            padding.fill(T::default());
         }
     });
     (nll_t, logits)

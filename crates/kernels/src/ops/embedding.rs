@@ -4,8 +4,8 @@
 
 use crate::dtype::Float;
 use crate::ledger::Category;
-use crate::ops::shared::SharedMut;
 use crate::ops::elementwise::grain_rows;
+use crate::ops::shared::SharedMut;
 use crate::tensor::Tensor;
 
 #[cfg(test)]

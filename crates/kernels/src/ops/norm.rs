@@ -1,8 +1,9 @@
-//! Normalisation over the last dim: x [.., d], weights [d], statistics [rows] in the accumulator (rows = all
-//! other dims). RMSNorm (Zhang and Sennrich 2019): y = w x / sqrt(mean(x^2) + eps). LayerNorm (Ba et al. 2016):
-//! y = w (x - mean) / sqrt(variance + eps) + b. A norm per head is the same call on x [t, h, d]. Where the last
-//! dim is cut over ranks, `sharded` has the halves between which the caller adds the row sums over the ranks.
-//! Weight gradients are summed in fixed blocks of rows, so their bits do not depend on the thread count.
+//! Normalisation over the last dim: x `[.., d]`, weights `[d]`, statistics `[rows]` in the accumulator (rows
+//! = all other dims). RMSNorm (Zhang and Sennrich 2019): y = w x / sqrt(mean(x^2) + eps). LayerNorm (Ba et
+//! al. 2016): y = w (x - mean) / sqrt(variance + eps) + b. A norm per head is the same call on x [t, h, d].
+//! Where the last dim is cut over ranks, `sharded` has the halves between which the caller adds the row sums
+//! over the ranks. Weight gradients are summed in fixed blocks of rows, so their bits do not depend on the
+//! thread count.
 
 mod layer;
 mod sharded;
@@ -16,8 +17,8 @@ use num_traits::Float as _;
 
 use crate::dtype::Float;
 use crate::ledger::Category;
-use crate::ops::shared::SharedMut;
 use crate::ops::elementwise::{LANES, column_sums, dot, fold_lanes, grain_rows};
+use crate::ops::shared::SharedMut;
 use crate::tensor::Tensor;
 
 /// Rows and width of the last dim of `x`, which must be `w`'s.
@@ -62,8 +63,8 @@ pub fn rms_forward<T: Float>(x: &Tensor<T>, w_d: &Tensor<T>, eps: f64) -> (Tenso
     (y, inv_rms)
 }
 
-/// `sum = x + residual` and its RMSNorm in one pass: (sum, y, inverse rms). The same bits as the two operations
-/// one after the other.
+/// `sum = x + residual` and its RMSNorm in one pass: (sum, y, inverse rms). The same bits as the two
+/// operations one after the other.
 pub fn add_rms_forward<T: Float>(
     x: &Tensor<T>,
     residual: &Tensor<T>,
@@ -106,8 +107,8 @@ pub fn rms_backward<T: Float>(
     backward(dy, x, w_d, inv_rms, dw_d, None)
 }
 
-/// Backward of [`add_rms_forward`], the gradient `dsum` of the sum included: `dsum + dx`, rounded once, which is
-/// the gradient of both summands; adds the gradient of the weights to `dw_d`.
+/// Backward of [`add_rms_forward`], the gradient `dsum` of the sum included: `dsum + dx`, rounded once, which
+/// is the gradient of both summands; adds the gradient of the weights to `dw_d`.
 pub fn add_rms_backward<T: Float>(
     dy: &Tensor<T>,
     dsum: &Tensor<T>,

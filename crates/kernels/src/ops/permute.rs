@@ -1,9 +1,9 @@
 //! Moving token rows to their experts and back. `gather_rows` copies row `index[i]` of x to row i of y (one
-//! token's row as often as it is listed); `scatter_sum` adds each token's listed rows, in the listed order, in
-//! the accumulator, rounding once. They are each other's backward: the gradient of a gather is the sum over
-//! [`CsrIndex::inverse`], the gradient of a sum is the gather by [`CsrIndex::targets`]. Both also read from
-//! several source tensors at once (the buffers of peers that share memory). [`EMPTY_ROW`] stands for a row of
-//! zeros (padding of an expert's buffer).
+//! token's row as often as it is listed); `scatter_sum` adds each token's listed rows, in the listed order,
+//! in the accumulator, rounding once. They are each other's backward: the gradient of a gather is the sum
+//! over [`CsrIndex::inverse`], the gradient of a sum is the gather by [`CsrIndex::targets`]. Both also read
+//! from several source tensors at once (the buffers of peers that share memory). [`EMPTY_ROW`] stands for a
+//! row of zeros (padding of an expert's buffer).
 
 use crate::device::Device;
 use crate::dtype::{Element, Float};
@@ -66,8 +66,8 @@ impl CsrIndex {
         CsrIndex { offsets, rows }
     }
 
-    /// For each of `row_count` rows the target that sums it, [`EMPTY_ROW`] where none does: the gather that is
-    /// the backward of the sum.
+    /// For each of `row_count` rows the target that sums it, [`EMPTY_ROW`] where none does: the gather that
+    /// is the backward of the sum.
     ///
     /// # Panics
     /// When a row is listed twice: its gradient would be a sum, not a copy.
@@ -93,8 +93,8 @@ pub fn gather_rows<T: Element>(x_td: &Tensor<T>, index: &[u32]) -> Tensor<T> {
     y_nd
 }
 
-/// `dst[dst_row + i] = x[index[i]]`: the gather into a part of a larger buffer. `x` may be another device's of
-/// the same kind; the threads of `dst` do the work.
+/// `dst[dst_row + i] = x[index[i]]`: the gather into a part of a larger buffer. `x` may be another device's
+/// of the same kind; the threads of `dst` do the work.
 ///
 /// # Panics
 /// When row lengths differ or a row is out of range.
@@ -117,7 +117,8 @@ pub fn gather_rows_into<T: Element>(dst: &mut Tensor<T>, dst_row: usize, x_td: &
     });
 }
 
-/// `x[t] = sum over r in list(t) of y[r]`, in the listed order, in the accumulator; an empty list gives zeros.
+/// `x[t] = sum over r in list(t) of y[r]`, in the listed order, in the accumulator; an empty list gives
+/// zeros.
 ///
 /// # Panics
 /// When a listed row is out of range.
@@ -215,8 +216,8 @@ pub fn gather_weights<T: Element>(w: &Tensor<T>, index: &[u32]) -> Tensor<T> {
     y_n
 }
 
-/// The backward of [`gather_weights`] for an index that names each slot at most once: a tensor of `shape`, zero
-/// where no row came from.
+/// The backward of [`gather_weights`] for an index that names each slot at most once: a tensor of `shape`,
+/// zero where no row came from.
 ///
 /// # Panics
 /// When an index is out of range or the lengths differ.

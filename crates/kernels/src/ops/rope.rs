@@ -1,8 +1,8 @@
-//! Rotary position embedding (Su et al. 2021) of packed heads x [t, h, d]: pair i of a head turns by the angle
-//! position * inv_freq[i]: (a, b) -> (a cos - b sin, b cos + a sin). The half layout pairs element i with
-//! i + d/2, the interleaved one 2i with 2i + 1; either keeps its layout. Angles are formed in f64; cos and sin
-//! are rounded once, into a table for the positions that occur. The backward turns the other way. Leaves out
-//! heads of which only a part turns: the caller passes that part.
+//! Rotary position embedding (Su et al. 2021) of packed heads x `[t, h, d]`: pair i of a head turns by the
+//! angle position * inv_freq of i: (a, b) -> (a cos - b sin, b cos + a sin). The half layout pairs element i
+//! with i + d/2, the interleaved one 2i with 2i + 1; either keeps its layout. Angles are formed in f64; cos
+//! and sin are rounded once, into a table for the positions that occur. The backward turns the other way.
+//! Leaves out heads of which only a part turns: the caller passes that part.
 
 use std::ops::Range;
 
@@ -95,7 +95,8 @@ impl<A: Real> RopeTable<A> {
     }
 }
 
-/// Turns every head of `x_thd` by its token's position; in place when `x_thd` is the only handle of its buffer.
+/// Turns every head of `x_thd` by its token's position; in place when `x_thd` is the only handle of its
+/// buffer.
 ///
 /// # Panics
 /// When a position is not in the table.

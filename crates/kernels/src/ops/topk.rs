@@ -1,15 +1,15 @@
-//! The k largest scores of every row: `scores_te [t, e]` to ids and values `[t, k]`, falling; equal scores go to
-//! the lowest index, which comes first, so that every backend and layout chooses the same experts. -inf ranks
-//! last like any number (a masked expert); a NaN has no rank and is refused with its row. Leaves out the
-//! gradient: values are gathered, so it is a scatter that the caller does where it knows the scores.
+//! The k largest scores of every row: `scores_te [t, e]` to ids and values `[t, k]`, falling; equal scores go
+//! to the lowest index, which comes first, so that every backend and layout chooses the same experts. -inf
+//! ranks last like any number (a masked expert); a NaN has no rank and is refused with its row. Leaves out
+//! the gradient: values are gathered, so it is a scatter that the caller does where it knows the scores.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::dtype::{DType, Real};
 use crate::error::KernelError;
 use crate::ledger::Category;
-use crate::ops::shared::SharedMut;
 use crate::ops::elementwise::grain_rows;
+use crate::ops::shared::SharedMut;
 use crate::tensor::Tensor;
 
 #[cfg(test)]
@@ -21,8 +21,8 @@ const KEY_LANES: usize = 16;
 /// Ids and values of the `k` largest scores of each row, in falling order, ties to the lowest index.
 ///
 /// # Errors
-/// [`KernelError::TooManyChosen`] when `k` is larger than a row; [`KernelError::NanRow`] with the first row that
-/// holds a NaN.
+/// [`KernelError::TooManyChosen`] when `k` is larger than a row; [`KernelError::NanRow`] with the first row
+/// that holds a NaN.
 pub fn topk_rows<A: Real>(scores_te: &Tensor<A>, k: usize) -> Result<(Tensor<i32>, Tensor<A>), KernelError> {
     let &[tokens, candidates] = scores_te.dims() else { panic!("a matrix, not {:?}", scores_te.shape()) };
     if k > candidates {
@@ -58,12 +58,13 @@ pub fn topk_rows<A: Real>(scores_te: &Tensor<A>, k: usize) -> Result<(Tensor<i32
     }
 }
 
-/// The winners of one row: the largest key k times. A key holds the score, as an integer of the same order, above
-/// the complement of the index, so that keys differ, equal scores fall by rising index, and the search for the
-/// largest has no branches. 0 marks a winner that is taken; no score is that small.
+/// The winners of one row: the largest key k times. A key holds the score, as an integer of the same order,
+/// above the complement of the index, so that keys differ, equal scores fall by rising index, and the search
+/// for the largest has no branches. 0 marks a winner that is taken; no score is that small.
 fn choose_by_key(scores: &[f32], keys: &mut [u64], ids: &mut [i32]) {
     for (id, (key, score)) in keys.iter_mut().zip(scores).enumerate() {
-        // Adding 0 makes -0 and 0 the same bits. Negative numbers fall with rising bits, so all bits turn over.
+        // Adding 0 makes -0 and 0 the same bits. Negative numbers fall with rising bits, so all bits turn
+        // over.
         let bits = (score + 0.0).to_bits();
         let ordered = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
         *key = u64::from(ordered) << 32 | u64::from(!(id as u32));

@@ -10,8 +10,8 @@ use crate::tensor::Tensor;
 /// Side of the square tiles of a transposition: a tile of f64 rows is two cache lines wide.
 const TILE: usize = 16;
 
-/// Copies `src_range` (flat elements of `src`) to the elements of `dst` that start at `dst_start`. The two may
-/// belong to different devices of the same kind; the threads of `dst` do the work.
+/// Copies `src_range` (flat elements of `src`) to the elements of `dst` that start at `dst_start`. The two
+/// may belong to different devices of the same kind; the threads of `dst` do the work.
 pub fn copy_range<T: Element>(
     dst: &mut Tensor<T>,
     dst_start: usize,

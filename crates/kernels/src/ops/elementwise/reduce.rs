@@ -9,8 +9,8 @@ use num_traits::Float as _;
 use crate::device::Device;
 use crate::dtype::{Element, Float, Real};
 use crate::ledger::Category;
-use crate::ops::shared::SharedMut;
 use crate::ops::elementwise::{GRAIN, grain_rows};
+use crate::ops::shared::SharedMut;
 use crate::tensor::Tensor;
 
 /// Elements that one partial sum of a whole tensor covers.
@@ -197,7 +197,8 @@ pub fn is_finite<T: Float>(x: &Tensor<T>) -> bool {
         .all(|b| b)
 }
 
-/// Dot product of two rows in fixed lanes. Never inlined: alone, the compiler keeps the lanes in vector registers.
+/// Dot product of two rows in fixed lanes. Never inlined: alone, the compiler keeps the lanes in vector
+/// registers.
 #[inline(never)]
 pub(crate) fn dot<T: Float>(a: &[T], b: &[T]) -> T::Acc {
     let mut lanes = [T::Acc::default(); LANES];
@@ -243,7 +244,7 @@ pub fn row_dot<T: Float>(a: &Tensor<T>, b: &Tensor<T>) -> Tensor<T::Acc> {
 }
 
 /// `sums_c += the column sums of x [.., c]`: the gradient of a bias. Rows are summed in fixed blocks of
-/// [`ROW_BLOCK`], the blocks in order.
+/// 64, the blocks in order.
 pub fn accumulate_column_sums<T: Float>(sums_c: &mut Tensor<T::Acc>, x: &Tensor<T>) {
     let width = sums_c.len();
     assert_eq!(x.dims().last().copied(), Some(width), "one sum a column");

@@ -1,13 +1,13 @@
-//! LayerNorm: y = w (x - mean) / sqrt(variance + eps) + b over the last dim, the variance taken about the mean
-//! (a second pass over the row, which lies in the nearest cache) and without Bessel's correction.
+//! LayerNorm: y = w (x - mean) / sqrt(variance + eps) + b over the last dim, the variance taken about the
+//! mean (a second pass over the row, which lies in the nearest cache) and without Bessel's correction.
 
 use num_traits::Float as _;
 
 use super::rows_and_width;
 use crate::dtype::{Float, Real};
 use crate::ledger::Category;
-use crate::ops::shared::SharedMut;
 use crate::ops::elementwise::{LANES, column_sums, fold_lanes, grain_rows};
+use crate::ops::shared::SharedMut;
 use crate::tensor::Tensor;
 
 /// Sum of `f(x, g)` over the elements of a row and a second one, in fixed lanes (never inlined, as
@@ -48,9 +48,8 @@ pub fn layer_norm_forward<T: Float>(
         let mut wide = vec![T::Acc::default(); d];
         for row in range {
             // SAFETY: every row is visited once, and its outputs are its own.
-            let (y, mean, inverse) = unsafe {
-                (out.part(row * d, d), means.part(row, 1), inverses.part(row, 1))
-            };
+            let (y, mean, inverse) =
+                unsafe { (out.part(row * d, d), means.part(row, 1), inverses.part(row, 1)) };
             for (wide, x) in wide.iter_mut().zip(&from[row * d..(row + 1) * d]) {
                 *wide = x.to_acc();
             }

@@ -7,8 +7,8 @@
 use super::{dx_row, inverse_of, rows_and_width, scaled_row};
 use crate::dtype::{Float, Real};
 use crate::ledger::Category;
-use crate::ops::shared::SharedMut;
 use crate::ops::elementwise::{LANES, column_sums, dot, fold_lanes, grain_rows};
+use crate::ops::shared::SharedMut;
 use crate::tensor::Tensor;
 
 /// Sum of the squares of every row of the last dim: `[rows]`.

@@ -1,5 +1,6 @@
-//! Frequencies of the rotary embedding: inv_freq[i] = theta^(-2i/d), and their YaRN extension (Peng et al. 2023),
-//! which divides the slow ones by the factor, keeps the fast ones, and goes over linearly in between. In f64.
+//! Frequencies of the rotary embedding: inv_freq[i] = theta^(-2i/d), and their YaRN extension (Peng et al.
+//! 2023), which divides the slow ones by the factor, keeps the fast ones, and goes over linearly in between.
+//! In f64.
 
 use std::f64::consts::TAU;
 
