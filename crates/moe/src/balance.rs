@@ -2,9 +2,10 @@
 //!
 //! Balance loss of a set of N tokens (Switch, GShard, DeepSeekMoE, normalised as in Megatron-LM):
 //! `L = E * sum_e f_e P_e`, f_e = c_e / (K N), P_e = mean over the tokens of the normalised score p_te. Uniform
-//! routing gives exactly 1, total collapse with K = 1 gives E; the range is 1 .. E/K for scores that concentrate on
-//! the chosen. c_e counts the *plain* top-K of p: no expert bias, no group limit, before any dropping, so the loss
-//! pulls on what the scores say and not on what selection made of them. The gradient flows through P alone.
+//! routing gives exactly 1, total collapse with K = 1 gives E; the range is 1 .. E/K for scores that
+//! concentrate on the chosen. c_e counts the *plain* top-K of p: no expert bias, no group limit, before any
+//! dropping, so the loss pulls on what the scores say and not on what selection made of them. The gradient
+//! flows through P alone.
 //!
 //! The set is one of, each with its own coefficient, several at once:
 //! - micro: the tokens of a micro-batch; the loss is the mean over all micro-batches of the global batch;
@@ -14,8 +15,8 @@
 //! z-loss (ST-MoE): mean over the tokens of the global batch of logsumexp(logits)^2.
 //!
 //! A micro-batch or sequence without tokens has loss 0 and counts in the mean. Padding tokens are in no set.
-//! Every rank computes the part of its own rows, already divided by the global divisor: the total is a plain sum.
-//! Sums over tokens are kept in f64, counts are integers.
+//! Every rank computes the part of its own rows, already divided by the global divisor: the total is a plain
+//! sum. Sums over tokens are kept in f64, counts are integers.
 
 use plica_kernels::Real;
 
@@ -35,14 +36,15 @@ pub struct BalanceCoefficients {
     pub z: f64,
 }
 
-/// Where the rows of a rank belong: the sequence of each row inside the micro-batch, and whether it is padding.
+/// Where the rows of a rank belong: the sequence of each row inside the micro-batch, and whether it is
+/// padding.
 #[derive(Clone, Debug)]
 pub struct RowSets<'a> {
     /// Number of sequences of the micro-batch.
     pub sequences: usize,
-    /// Sequence of each row, [t].
+    /// Sequence of each row, `[t]`.
     pub sequence_t: &'a [usize],
-    /// TRUE = padding, [t].
+    /// TRUE = padding, `[t]`.
     pub padding_t: &'a [bool],
 }
 
@@ -95,27 +97,27 @@ pub fn balance_sums<A: Real>(
     sums
 }
 
-/// Sum of the sequences of an [s, e] table: [e].
+/// Sum of the sequences of an [s, e] table: `[e]`.
 pub fn over_sequences<N: Copy + std::iter::Sum>(table_se: &[N], experts: usize) -> Vec<N> {
     (0..experts).map(|e| table_se.iter().skip(e).step_by(experts).copied().sum()).collect()
 }
 
-/// E c_e / (K N^2): the derivative of the balance loss by the sum over tokens of the normalised score of expert e.
-/// All 0 for a set without tokens.
+/// E c_e / (K N^2): the derivative of the balance loss by the sum over tokens of the normalised score of
+/// expert e. All 0 for a set without tokens.
 pub fn balance_slopes(counts_e: &[i64], k: usize, tokens: u64) -> Vec<f64> {
     let n = tokens as f64;
     let factor = if tokens == 0 { 0.0 } else { counts_e.len() as f64 / (k as f64 * n * n) };
     counts_e.iter().map(|&c| factor * c as f64).collect()
 }
 
-/// Balance loss of a set with coefficient 1, from the counts and score sums of all its tokens. Given the score
-/// sums of some of the tokens, the part of these.
+/// Balance loss of a set with coefficient 1, from the counts and score sums of all its tokens. Given the
+/// score sums of some of the tokens, the part of these.
 pub fn balance_value(counts_e: &[i64], score_sums_e: &[f64], k: usize, tokens: u64) -> f64 {
     balance_slopes(counts_e, k, tokens).iter().zip(score_sums_e).map(|(slope, sum)| slope * sum).sum()
 }
 
-/// Adds to `dlogits_te` the gradient of `sum over rows and experts of slopes_se p_te + z_slope * logsumexp^2`,
-/// where the slopes hold coefficients and divisors.
+/// Adds to `dlogits_te` the gradient of `sum over rows and experts of slopes_se p_te + z_slope *
+/// logsumexp^2`, where the slopes hold coefficients and divisors.
 pub fn balance_backward<A: Real>(
     function: ScoreFunction,
     logits_te: &[A],

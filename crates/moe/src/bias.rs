@@ -1,8 +1,9 @@
-//! Balancing without a loss: the expert bias (Wang et al., arXiv 2408.15664; DeepSeek-V3). A buffer of one f64 an
-//! expert and layer, no parameter and without gradient, is added to the ranked quantity for selection only. After
-//! a step, `bias_e += rate * sign(mean - count_e)`, sign(0) = 0, from the integer counts of the whole global batch
-//! taken before any dropping (counts after dropping saturate at the capacity and hide the imbalance). Optionally
-//! the bias is then centred to mean 0. The counts are sums over ranks, so every rank computes the same bits.
+//! Balancing without a loss: the expert bias (Wang et al., arXiv 2408.15664; DeepSeek-V3). A buffer of one
+//! f64 an expert and layer, no parameter and without gradient, is added to the ranked quantity for selection
+//! only. After a step, `bias_e += rate * sign(mean - count_e)`, sign(0) = 0, from the integer counts of the
+//! whole global batch taken before any dropping (counts after dropping saturate at the capacity and hide the
+//! imbalance). Optionally the bias is then centred to mean 0. The counts are sums over ranks, so every rank
+//! computes the same bits.
 
 /// Moves the bias of one layer against its load.
 ///

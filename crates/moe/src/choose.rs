@@ -1,6 +1,6 @@
-//! From logits and a selection rule to the routing of one rank: gathers whole sequences over TP where a decision
-//! needs them, selects, weighs, drops by capacity. Every TP rank decides the same for the whole micro-batch and
-//! keeps the decisions about its own rows, so that they do not depend on the layout.
+//! From logits and a selection rule to the routing of one rank: gathers whole sequences over TP where a
+//! decision needs them, selects, weighs, drops by capacity. Every TP rank decides the same for the whole
+//! micro-batch and keeps the decisions about its own rows, so that they do not depend on the layout.
 
 use plica_comm::{Message, Purpose};
 use plica_dense::{Cx, Phase, Trainable};
@@ -116,8 +116,8 @@ pub(crate) fn drop_by_capacity<T: Trainable>(
     Ok(AfterDrop { expert_ids_tk: after[local.start * k..local.end * k].to_vec(), padding })
 }
 
-/// One member's part of the padding of scopes that span several ranks: the zero rows of a chunk are shared evenly
-/// by the ranks that hold tokens of the scope. `kept_ids_tk` holds all ranks' ids after dropping.
+/// One member's part of the padding of scopes that span several ranks: the zero rows of a chunk are shared
+/// evenly by the ranks that hold tokens of the scope. `kept_ids_tk` holds all ranks' ids after dropping.
 fn padding_of_member(
     kept: &Kept,
     kept_ids_tk: &[i32],
@@ -176,7 +176,8 @@ mod tests {
 
     #[test]
     fn members_share_the_zero_rows_of_their_scopes() {
-        // Two sequences of 3 tokens on three ranks of 2: rank 1 holds the end of one and the start of the other.
+        // Two sequences of 3 tokens on three ranks of 2: rank 1 holds the end of one and the start of the
+        // other.
         let ids = [0, 0, 1, 1, 1, -1];
         let setting = Capacity {
             factor: "2.0".parse().expect("a factor"),

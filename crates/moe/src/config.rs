@@ -1,6 +1,7 @@
-//! What a user chooses about a mixture-of-experts layer, and the rules that refuse what cannot work. The check
-//! runs once, before anything is built; each refusal has the field, its value, the rule and a value that works.
-//! What depends on the layout (experts over EP, widths over TP and ETP) is checked where the layer is built.
+//! What a user chooses about a mixture-of-experts layer, and the rules that refuse what cannot work. The
+//! check runs once, before anything is built; each refusal has the field, its value, the rule and a value
+//! that works. What depends on the layout (experts over EP, widths over TP and ETP) is checked where the
+//! layer is built.
 
 use plica_dispatch::capacity::Capacity;
 
@@ -18,7 +19,8 @@ pub enum Selection {
     TopK,
     /// Top-k of the Sinkhorn-balanced logits of a sequence in training, of the plain scores in evaluation.
     Sinkhorn,
-    /// Every expert picks its best tokens of a sequence, `capacity` of them (factor 1 where none is configured).
+    /// Every expert picks its best tokens of a sequence, `capacity` of them (factor 1 where none is
+    /// configured).
     ExpertChoice,
     /// Round robin over the tokens of the global batch.
     ForcedBalanced,
@@ -102,8 +104,8 @@ pub struct MoeConfig {
 }
 
 impl MoeConfig {
-    /// A dropless layer of Mixtral's kind: softmax, top-k, weights renormalised (for K = 1, Switch: not), without
-    /// losses.
+    /// A dropless layer of Mixtral's kind: softmax, top-k, weights renormalised (for K = 1, Switch: not),
+    /// without losses.
     pub fn new(experts: usize, top_k: usize, ffn: usize) -> MoeConfig {
         MoeConfig {
             experts,
@@ -200,8 +202,8 @@ impl MoeConfig {
         Ok(())
     }
 
-    /// S09: the weight of the only expert would be 1 whatever the logits are, and the router would never learn from
-    /// the main loss.
+    /// S09: the weight of the only expert would be 1 whatever the logits are, and the router would never
+    /// learn from the main loss.
     fn check_top_1(&self) -> Result<(), MoeError> {
         let why =
             "with moe.top_k = 1 makes every weight 1, whose derivative is 0: the router would not learn";

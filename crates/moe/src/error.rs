@@ -1,5 +1,5 @@
-//! What can go wrong in the mixture-of-experts layer: a configuration that cannot work, router logits that are
-//! no numbers, a router of the user's own that breaks the rules, or a failure below.
+//! What can go wrong in the mixture-of-experts layer: a configuration that cannot work, router logits that
+//! are no numbers, a router of the user's own that breaks the rules, or a failure below.
 
 /// Error of this crate.
 #[derive(Debug, thiserror::Error)]
@@ -16,8 +16,8 @@ pub enum MoeError {
     },
     /// Router logits of a token that hold a NaN or an infinite largest value.
     #[error(
-        "layer {layer}: router logit {value} of expert {expert} for token {token} of the global batch is not a number \
-         that can be ranked; look for an overflow before this layer (a too large learning rate, a bf16 sum)"
+        "layer {layer}: router logit {value} of expert {expert} for token {token} of the global batch is not a \
+         number that can be ranked; look for an overflow before this layer (a too large learning rate, a bf16 sum)"
     )]
     NotFinite {
         /// Layer of the router.
@@ -45,8 +45,8 @@ pub enum MoeError {
     },
     /// A backward that the global balance loss has not been prepared for.
     #[error(
-        "layer {layer}: moe.balance.global is on, and the counts of the global batch were not given between forward \
-         and backward; call set_global_counts"
+        "layer {layer}: moe.balance.global is on, and the counts of the global batch were not given between \
+         forward and backward; call set_global_counts"
     )]
     GlobalCounts {
         /// Layer of the router.

@@ -1,8 +1,8 @@
 //! Expert choice (Zhou et al., arXiv 2202.09368): every expert picks its best tokens, so the load is even by
-//! construction and the number of experts of a token varies. Within one scope of n tokens that are not padding,
-//! each expert takes the `capacity` tokens of largest score; equal scores go to the earlier token. Leaves out the
-//! paper's limit of experts a token. It looks at the later tokens of a scope too, so a causal model trained with
-//! it cannot route the same way when it generates.
+//! construction and the number of experts of a token varies. Within one scope of n tokens that are not
+//! padding, each expert takes the `capacity` tokens of largest score; equal scores go to the earlier token.
+//! Leaves out the paper's limit of experts a token. It looks at the later tokens of a scope too, so a causal
+//! model trained with it cannot route the same way when it generates.
 
 use plica_kernels::Real;
 

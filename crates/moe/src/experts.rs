@@ -1,9 +1,9 @@
-//! The routed experts of one rank: y = (w * silu(x Wg^T) * (x Wu^T)) Wd^T for the rows [r, d] of each local expert,
-//! as grouped matrix products. The weight w of a row is applied to the activation, before the down projection:
-//! combine is then a plain sum, and the gradient of w needs no expert output. Gate and up are one parameter
-//! [E, 2f, d], down is [E, d, f]; EP cuts the experts, ETP the width f (each ETP rank makes a partial sum).
-//! Source: Shazeer, arXiv 2002.05202 (SwiGLU); Gale et al., arXiv 2211.15841 (dropless grouped products).
-//! Leaves out biases.
+//! The routed experts of one rank: y = (w * silu(x Wg^T) * (x Wu^T)) Wd^T for the rows [r, d] of each local
+//! expert, as grouped matrix products. The weight w of a row is applied to the activation, before the down
+//! projection: combine is then a plain sum, and the gradient of w needs no expert output. Gate and up are one
+//! parameter [E, 2f, d], down is [E, d, f]; EP cuts the experts, ETP the width f (each ETP rank makes a
+//! partial sum). Source: Shazeer, arXiv 2002.05202 (SwiGLU); Gale et al., arXiv 2211.15841 (dropless grouped
+//! products). Leaves out biases.
 
 use plica_dense::{
     Cx, Init, ParamId, ParamSpec, ParamSpecs, Place, Slicing, Trainable, param::spec::check_divides,
@@ -32,7 +32,8 @@ pub struct ExpertsSaved<T: Float> {
 }
 
 impl Experts {
-    /// Declares `NAME.I.gate`, `NAME.I.up` [f, d] and `NAME.I.down` [d, f] for every expert I, fused over experts.
+    /// Declares `NAME.I.gate`, `NAME.I.up` [f, d] and `NAME.I.down` [d, f] for every expert I, fused over
+    /// experts.
     ///
     /// # Errors
     /// When the experts do not divide over EP, or the width over ETP.
@@ -86,7 +87,7 @@ impl Experts {
         (y_rd, saved)
     }
 
-    /// Gradients of the rows [r, d] and of their weights [r] (under ETP: partial sums); hands in the weight
+    /// Gradients of the rows [r, d] and of their weights `[r]` (under ETP: partial sums); hands in the weight
     /// gradients.
     pub fn backward<T: Trainable>(
         &self,

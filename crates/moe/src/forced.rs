@@ -1,7 +1,8 @@
-//! Routing that does not follow the router, for benchmarks and imbalance experiments. Balanced: token g of the
-//! global batch takes experts (g K + j) mod E, j = 0..K, so the load is even to one assignment. Biased: one
-//! N(0, std) draw an expert, the same on every rank, is added to the logits for selection, fresh each step or the
-//! same in all steps. Weights still come from the real scores of the chosen experts, so gradients flow.
+//! Routing that does not follow the router, for benchmarks and imbalance experiments. Balanced: token g of
+//! the global batch takes experts (g K + j) mod E, j = 0..K, so the load is even to one assignment. Biased:
+//! one N(0, std) draw an expert, the same on every rank, is added to the logits for selection, fresh each
+//! step or the same in all steps. Weights still come from the real scores of the chosen experts, so gradients
+//! flow.
 
 use plica_kernels::rng::{Purpose, Stream};
 
@@ -17,7 +18,8 @@ pub fn balanced(experts: usize, k: usize, first_token: u64, padding_t: &[bool]) 
     ids_tk
 }
 
-/// Shift of each expert's logits, [e], in logits. `step` is the draw's step, or `None` for one draw in all steps.
+/// Shift of each expert's logits, `[e]`, in logits. `step` is the draw's step, or `None` for one draw in all
+/// steps.
 pub fn logit_shift(seed: u64, layer: usize, experts: usize, std: f64, step: Option<u64>) -> Vec<f64> {
     let stream = Stream::new(seed, Purpose::ForcedRouting(layer as u64));
     let first = step.map_or(0, |step| step.wrapping_add(1).wrapping_mul(experts as u64));

@@ -1,6 +1,7 @@
-//! Multiplicative noise on the router's input in training: x * u, u uniform in (1 - eps, 1 + eps), one draw an element
-//! (Switch Transformer, arXiv 2101.03961, section 2.2). A draw is a function of (seed, layer, step, index of the
-//! token in the global batch, element), so every layout and every recomputation draws the same.
+//! Multiplicative noise on the router's input in training: x * u, u uniform in (1 - eps, 1 + eps), one draw
+//! an element (Switch Transformer, arXiv 2101.03961, section 2.2). A draw is a function of (seed, layer,
+//! step, index of the token in the global batch, element), so every layout and every recomputation draws the
+//! same.
 
 use plica_kernels::rng::{Purpose, Stream};
 use plica_kernels::{Category, Float, Tensor};

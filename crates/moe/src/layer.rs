@@ -1,11 +1,11 @@
 //! The mixture-of-experts layer in the feed-forward slot: y_t = sum over the kept experts e of token t of
 //! weight_te * expert_e(x_t), plus the shared experts. Rows are this TP rank's tokens [t, d].
 //!
-//! Router, then the rows start to travel to their experts, the shared experts compute meanwhile, the routed experts
-//! compute on the rows that arrived, the results travel back and are summed. Backward in the mirrored order.
-//! Recomputation keeps the choice of experts: of the activation (made again from gate and up), or of the whole layer
-//! (dispatch and experts run again; x and the choice are kept). The layer changes nothing in a forward; its bias
-//! moves between steps.
+//! Router, then the rows start to travel to their experts, the shared experts compute meanwhile, the routed
+//! experts compute on the rows that arrived, the results travel back and are summed. Backward in the mirrored
+//! order. Recomputation keeps the choice of experts: of the activation (made again from gate and up), or of
+//! the whole layer (dispatch and experts run again; x and the choice are kept). The layer changes nothing in
+//! a forward; its bias moves between steps.
 
 use std::sync::Arc;
 
@@ -86,8 +86,8 @@ impl<T: Trainable> MoeLayer<T> {
     /// Declares the parameters `NAME.router`, `NAME.experts.*` and `NAME.shared.*`.
     ///
     /// # Errors
-    /// [`MoeError::Config`] for a configuration that cannot work, [`MoeError::Dense`] for one that does not divide
-    /// over the layout.
+    /// [`MoeError::Config`] for a configuration that cannot work, [`MoeError::Dense`] for one that does not
+    /// divide over the layout.
     pub fn new(
         specs: &mut ParamSpecs,
         spec: &MoeSpec<'_>,
@@ -129,8 +129,8 @@ impl<T: Trainable> MoeLayer<T> {
         &self.experts
     }
 
-    /// Moves the expert bias, where there is one, against the counts of the whole global batch (before dropping,
-    /// summed over micro-batches and ranks: [`MoeReport::counts_e`]).
+    /// Moves the expert bias, where there is one, against the counts of the whole global batch (before
+    /// dropping, summed over micro-batches and ranks: [`MoeReport::counts_e`]).
     pub fn update_bias(&mut self, counts_e: &[i64]) {
         if let (Some(ExpertBias { rate, centred }), Some(bias_e)) =
             (self.config.expert_bias, self.router.bias_mut())
@@ -139,8 +139,8 @@ impl<T: Trainable> MoeLayer<T> {
         }
     }
 
-    /// Gives a forward the plain top-K counts of the whole global batch ([`MoeReport::balance_counts_e`] summed over
-    /// micro-batches and ranks). The global balance loss needs them before the backward.
+    /// Gives a forward the plain top-K counts of the whole global batch ([`MoeReport::balance_counts_e`]
+    /// summed over micro-batches and ranks). The global balance loss needs them before the backward.
     pub fn set_global_counts(&self, saved: &mut MoeSaved<T>, counts_e: &[i64]) {
         self.router.set_global_counts(saved.router.choice_mut(), counts_e);
     }

@@ -1,10 +1,11 @@
-//! Mixture of experts: router, balancing, experts and the layer that fills the feed-forward slot of a dense block.
+//! Mixture of experts: router, balancing, experts and the layer that fills the feed-forward slot of a dense
+//! block.
 //!
-//! Reading order: [`config`] (what a user may choose), [`layer`] (the whole in a page), [`router`], [`experts`],
-//! [`shared`]. Behind the router: [`score`] and [`weighting`] (numbers from logits), [`select`] with [`topk`],
-//! [`sinkhorn`], [`expert_choice`], [`forced`] (choices; the seam for a router of one's own), [`balance`] and
-//! [`bias`] (what keeps the load even), [`report`] (what a forward counted). What is measured and done about
-//! the load: [`load`], [`placement`].
+//! Reading order: [`config`] (what a user may choose), [`layer`] (the whole in a page), [`router`],
+//! [`experts`], [`shared`]. Behind the router: [`score`] and [`weighting`] (numbers from logits), [`select`]
+//! with [`topk`], [`sinkhorn`], [`expert_choice`], [`forced`] (choices; the seam for a router of one's own),
+//! [`balance`] and [`bias`] (what keeps the load even), [`report`] (what a forward counted). What is measured
+//! and done about the load: [`load`], [`placement`].
 
 pub mod balance;
 pub mod bias;

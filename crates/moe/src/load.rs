@@ -1,14 +1,14 @@
-//! How uneven a load is, from integer counts of assignments by expert. With c_e the counts, n their mean, E experts:
-//! max/mean; MaxVio = max/n - 1 (arXiv 2408.15664, eq. 4); coefficient of variation (population); normalised
-//! entropy H / ln E; Gini coefficient; experts without tokens; load by expert-parallel rank (the one that sets the
-//! time of a step). Measures of an empty load are those of an even one: nothing is uneven.
+//! How uneven a load is, from integer counts of assignments by expert. With c_e the counts, n their mean, E
+//! experts: max/mean; MaxVio = max/n - 1 (arXiv 2408.15664, eq. 4); coefficient of variation (population);
+//! normalised entropy H / ln E; Gini coefficient; experts without tokens; load by expert-parallel rank (the
+//! one that sets the time of a step). Measures of an empty load are those of an even one: nothing is uneven.
 //!
-//! **Noise floor**: a perfectly uniform router still shows a MaxVio above 0, since T tokens are few. Each token
-//! takes K distinct experts of E uniformly, so a count has variance s^2 = T (K/E)(1 - K/E) and every two counts
-//! correlate by -1/(E-1). The floor is the expected MaxVio in the normal approximation with one Cornish-Fisher
-//! term for the skew g: `s / n / sqrt(1 - 1/E) * (m1 + g/6 (m2 - 1))`, m1 and m2 the first two moments of the largest
-//! of E standard normals (integrated numerically). Good to a few percent for n >= 20; a measured MaxVio near the
-//! floor says that the router cannot be told from a uniform one.
+//! **Noise floor**: a perfectly uniform router still shows a MaxVio above 0, since T tokens are few. Each
+//! token takes K distinct experts of E uniformly, so a count has variance s^2 = T (K/E)(1 - K/E) and every
+//! two counts correlate by -1/(E-1). The floor is the expected MaxVio in the normal approximation with one
+//! Cornish-Fisher term for the skew g: `s / n / sqrt(1 - 1/E) * (m1 + g/6 (m2 - 1))`, m1 and m2 the first two
+//! moments of the largest of E standard normals (integrated numerically). Good to a few percent for n >= 20;
+//! a measured MaxVio near the floor says that the router cannot be told from a uniform one.
 
 /// Measures of one load.
 #[derive(Clone, Copy, Debug, PartialEq)]

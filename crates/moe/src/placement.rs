@@ -1,11 +1,11 @@
 //! Experts on devices with replicas of the loaded ones, in the way of EPLB (deepseek-ai/EPLB): replicate the
-//! expert of largest load a replica until the slots are full; pack the replicas, heaviest first, each into the
-//! least loaded device that has a slot. Hierarchical where the groups of experts divide over the nodes: groups
-//! go to nodes first, replication and packing stay inside a node. A replica carries an equal share.
+//! expert of largest load a replica until the slots are full; pack the replicas, heaviest first, each into
+//! the least loaded device that has a slot. Hierarchical where the groups of experts divide over the nodes:
+//! groups go to nodes first, replication and packing stay inside a node. A replica carries an equal share.
 //!
-//! Ties are stable everywhere (lower expert, earlier replica, lower device), so that the answer is the same on
-//! every machine; a device never holds two replicas of one expert where another assignment avoids it. Leaves out
-//! an optimal search: the packing is greedy.
+//! Ties are stable everywhere (lower expert, earlier replica, lower device), so that the answer is the same
+//! on every machine; a device never holds two replicas of one expert where another assignment avoids it.
+//! Leaves out an optimal search: the packing is greedy.
 
 use crate::error::MoeError;
 
@@ -25,9 +25,9 @@ pub struct PlacementSpec {
 /// Which expert stands in each slot; slots are listed device by device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placement {
-    /// Expert of each slot, [replicas].
+    /// Expert of each slot, `[replicas]`.
     pub expert_of_slot: Vec<usize>,
-    /// Number of replicas of each expert, [e].
+    /// Number of replicas of each expert, `[e]`.
     pub replicas_e: Vec<usize>,
     /// Load of each device, when replicas share an expert's load evenly.
     pub device_loads: Vec<f64>,
@@ -45,8 +45,8 @@ impl Placement {
 /// Places experts of the given loads.
 ///
 /// # Errors
-/// [`MoeError::Placement`] when the slots do not divide over the devices, are fewer than the experts, or the devices
-/// do not divide over the nodes; the text has the nearest number that works.
+/// [`MoeError::Placement`] when the slots do not divide over the devices, are fewer than the experts, or the
+/// devices do not divide over the nodes; the text has the nearest number that works.
 pub fn place(loads_e: &[f64], spec: &PlacementSpec) -> Result<Placement, MoeError> {
     check(loads_e, spec)?;
     let hierarchical = spec.groups.is_multiple_of(spec.nodes) && loads_e.len().is_multiple_of(spec.groups);
@@ -71,15 +71,15 @@ fn check(loads_e: &[f64], spec: &PlacementSpec) -> Result<(), MoeError> {
     let refuse = |text: String| Err(MoeError::Placement(text));
     if experts == 0 || groups == 0 || nodes == 0 || devices == 0 {
         return refuse(format!(
-            "placement of {experts} experts in {groups} groups on {devices} devices of {nodes} nodes: none of these \
-             may be 0"
+            "placement of {experts} experts in {groups} groups on {devices} devices of {nodes} nodes: none of \
+             these may be 0"
         ));
     }
     if replicas < experts || !replicas.is_multiple_of(devices) {
         let slots = replicas.max(experts).div_ceil(devices);
         return refuse(format!(
-            "{replicas} replicas of {experts} experts on {devices} devices: every device holds the same number of \
-             replicas and every expert stands somewhere; use {} = {devices}*{slots}",
+            "{replicas} replicas of {experts} experts on {devices} devices: every device holds the same number \
+             of replicas and every expert stands somewhere; use {} = {devices}*{slots}",
             devices * slots
         ));
     }
@@ -106,8 +106,8 @@ fn place_in_node(loads_e: &[f64], experts: &[usize], slots: usize, devices: usiz
     }
 }
 
-/// One replica of each expert, then again and again one of the expert whose replicas carry most, among those that
-/// have fewer replicas than there are devices.
+/// One replica of each expert, then again and again one of the expert whose replicas carry most, among those
+/// that have fewer replicas than there are devices.
 fn replicate(
     loads_e: &[f64],
     experts: &[usize],
@@ -127,8 +127,8 @@ fn replicate(
     expert_of_replica
 }
 
-/// Items, heaviest first, into packs of equal item count: the least loaded pack with room that does not hold the
-/// item's kind yet, or else the least loaded with room. Returns the items of each pack.
+/// Items, heaviest first, into packs of equal item count: the least loaded pack with room that does not hold
+/// the item's kind yet, or else the least loaded with room. Returns the items of each pack.
 fn pack(weights: &[f64], kinds: &[usize], packs: usize) -> Vec<Vec<usize>> {
     let room = weights.len() / packs;
     let mut order: Vec<usize> = (0..weights.len()).collect();

@@ -1,6 +1,7 @@
 //! What one forward of a layer counted: integers and sums, returned and never stored in the layer, so that a
-//! forward may run again without counting twice. Reports of one layer add up, over micro-batches and over ranks
-//! whose tokens differ (TP under sequence parallelism, CP, DP); the sum over a global batch gives the values.
+//! forward may run again without counting twice. Reports of one layer add up, over micro-batches and over
+//! ranks whose tokens differ (TP under sequence parallelism, CP, DP); the sum over a global batch gives the
+//! values.
 
 use plica_dense::BatchScale;
 
@@ -9,18 +10,18 @@ use crate::balance::{BalanceCoefficients, balance_value};
 /// Sums over the tokens of one rank and micro-batch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MoeReport {
-    /// Chosen assignments by expert, before dropping: [e]. The counts of the expert bias.
+    /// Chosen assignments by expert, before dropping: `[e]`. The counts of the expert bias.
     pub counts_e: Vec<i64>,
-    /// Assignments that were kept, [e].
+    /// Assignments that were kept, `[e]`.
     pub kept_e: Vec<i64>,
     /// Tokens that are not padding.
     pub tokens: u64,
-    /// Rows that the experts of this rank computed on, zero rows of padding included; under ETP every rank of an
-    /// expert counts them.
+    /// Rows that the experts of this rank computed on, zero rows of padding included; under ETP every rank of
+    /// an expert counts them.
     pub received_rows: u64,
-    /// Plain top-K picks of the scores by expert, [e]: the counts of the balance losses.
+    /// Plain top-K picks of the scores by expert, `[e]`: the counts of the balance losses.
     pub balance_counts_e: Vec<i64>,
-    /// Sums of the normalised scores, [e].
+    /// Sums of the normalised scores, `[e]`.
     pub score_sums_e: Vec<f64>,
     /// This part's share of the mean micro-batch balance loss (coefficient 1; 0 where it is off).
     pub micro: f64,

@@ -1,9 +1,10 @@
-//! The router: logits = x W^T in the accumulator type from this rank's own token rows [t, d] and a dense weight
-//! [E, d] that is the same on all ranks (its gradient is a sum over TP, DP and CP); then selection, weights, capacity
-//! and the sums of the balance losses. Under sequence parallelism the rows of different TP ranks are different
-//! tokens. The forward returns the routing and a [`Choice`] of integers; recomputation weighs the stored choice
-//! again and never selects. The backward takes the gradient of the weights, adds those of the balance losses and
-//! of the z-loss on the logits, and goes back through W (and the jitter) to x.
+//! The router: logits = x W^T in the accumulator type from this rank's own token rows [t, d] and a dense
+//! weight [E, d] that is the same on all ranks (its gradient is a sum over TP, DP and CP); then selection,
+//! weights, capacity and the sums of the balance losses. Under sequence parallelism the rows of different TP
+//! ranks are different tokens. The forward returns the routing and a [`Choice`] of integers; recomputation
+//! weighs the stored choice again and never selects. The backward takes the gradient of the weights, adds
+//! those of the balance losses and of the z-loss on the logits, and goes back through W (and the jitter) to
+//! x.
 
 use plica_dense::{BatchScale, Cx, Init, ParamId, ParamSpec, ParamSpecs, Phase, Trainable};
 use plica_dispatch::{Capacity, Padding, Routing};
@@ -46,7 +47,7 @@ pub struct Choice {
     padding: Option<Padding>,
     /// Derivative of the micro-batch and sequence losses by the normalised scores, [s, e].
     slopes_se: Vec<f64>,
-    /// The same of the global loss, [e], once the counts of the global batch are known.
+    /// The same of the global loss, `[e]`, once the counts of the global batch are known.
     global_slopes_e: Option<Vec<f64>>,
     z_slope: f64,
     scale: BatchScale,

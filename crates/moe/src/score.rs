@@ -1,9 +1,10 @@
 //! Scores of tokens for experts from router logits, one row (token) at a time, with their backward.
 //!
 //! Shapes: a row has one element an expert. Score functions: softmax over all experts (Shazeer et al. 2017,
-//! Fedus et al. 2021), sigmoid (DeepSeek-V3, arXiv 2412.19437, eq. 15), square root of softplus. The *normalised*
-//! score, which the balance losses use, is the softmax itself, or a score divided by (sum over experts + 1e-20).
-//! Everything is in the accumulator type. A logit of -inf is an expert that cannot be chosen: its score is 0.
+//! Fedus et al. 2021), sigmoid (DeepSeek-V3, arXiv 2412.19437, eq. 15), square root of softplus. The
+//! *normalised* score, which the balance losses use, is the softmax itself, or a score divided by (sum over
+//! experts + 1e-20). Everything is in the accumulator type. A logit of -inf is an expert that cannot be
+//! chosen: its score is 0.
 
 use plica_kernels::Real;
 

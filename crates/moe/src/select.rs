@@ -1,6 +1,6 @@
-//! The choice of experts as a replaceable part: [`Select`] turns logits into expert ids, [`Configured`] does it by
-//! the configuration. A router of one's own implements `Select` (and [`crate::weighting::Weigh`] to weigh
-//! otherwise); its ids are checked, so that nothing behind it has to fear a repeated or unknown expert.
+//! The choice of experts as a replaceable part: [`Select`] turns logits into expert ids, [`Configured`] does
+//! it by the configuration. A router of one's own implements `Select` (and [`crate::weighting::Weigh`] to
+//! weigh otherwise); its ids are checked, so that nothing behind it has to fear a repeated or unknown expert.
 //! Padding tokens (mask TRUE) take no expert and take part in no decision.
 
 use std::borrow::Cow;
@@ -20,7 +20,7 @@ use crate::topk::select_top_k;
 pub struct SelectInput<'a, A: Real> {
     /// Router logits [t, e]; of tokens that are not padding every row has a finite largest value and no NaN.
     pub logits_te: &'a [A],
-    /// TRUE = padding, [t].
+    /// TRUE = padding, `[t]`.
     pub padding_t: &'a [bool],
     /// Number of experts, E.
     pub experts: usize,
@@ -56,8 +56,8 @@ pub trait Select<A: Real>: Send + Sync {
     /// Name in messages.
     fn name(&self) -> &str;
 
-    /// Whether the rule must see all rows of a sequence at once. If not, it gets the rows of one rank and must
-    /// decide each row by itself, or the result depends on the layout.
+    /// Whether the rule must see all rows of a sequence at once. If not, it gets the rows of one rank and
+    /// must decide each row by itself, or the result depends on the layout.
     fn needs_whole_sequences(&self) -> bool {
         false
     }
@@ -173,8 +173,8 @@ impl<A: Real> Select<A> for Configured {
     }
 }
 
-/// Refuses logits that cannot be ranked: a NaN, or a largest value that is not finite. Padding rows are not looked
-/// at.
+/// Refuses logits that cannot be ranked: a NaN, or a largest value that is not finite. Padding rows are not
+/// looked at.
 ///
 /// # Errors
 /// [`MoeError::NotFinite`] with layer, token and expert.

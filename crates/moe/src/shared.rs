@@ -1,7 +1,7 @@
-//! Shared experts: one dense SwiGLU MLP that sees every token of the rank (padding included, as dense layers do),
-//! cut over the tensor-parallel group of the attention (not over ETP), optionally scaled by a gate
-//! sigmoid(x . w), w [1, d] the same on all ranks. Runs while the rows of the routed experts travel.
-//! Sources: DeepSeekMoE, arXiv 2401.06066 (shared experts); Qwen2-MoE (the gate).
+//! Shared experts: one dense SwiGLU MLP that sees every token of the rank (padding included, as dense layers
+//! do), cut over the tensor-parallel group of the attention (not over ETP), optionally scaled by a gate
+//! sigmoid(x . w), w [1, d] the same on all ranks. Runs while the rows of the routed experts travel. Sources:
+//! DeepSeekMoE, arXiv 2401.06066 (shared experts); Qwen2-MoE (the gate).
 
 use plica_dense::mlp::{Mlp, MlpSaved};
 use plica_dense::{Cx, FeedForward, Init, ParamId, ParamSpec, ParamSpecs, Phase, Place, Trainable};

@@ -1,11 +1,11 @@
-//! Sinkhorn balancing of router logits (Clark et al., arXiv 2202.01169; the rule of Megatron-LM): with
-//! c = exp(logits) [n, e], d1 = 1, repeat d0 = (1/n) / (c d1 + 1e-8) and d1' = (1/e) / (c^T d0 + 1e-8) until the mean
-//! of |d1' - d1| is at most 1e-4. The normalised matrix d0 c d1 has row sums of about 1/n and column sums 1/e; its
-//! top-k is the choice. No gradient; the weights are a function of the logits alone (Megatron: softmax, or
-//! sigmoid for K = 1, not renormalised).
+//! Sinkhorn balancing of router logits (Clark et al., arXiv 2202.01169; the rule of Megatron-LM): with c =
+//! exp(logits) [n, e], d1 = 1, repeat d0 = (1/n) / (c d1 + 1e-8) and d1' = (1/e) / (c^T d0 + 1e-8) until the
+//! mean of |d1' - d1| is at most 1e-4. The normalised matrix d0 c d1 has row sums of about 1/n and column
+//! sums 1/e; its top-k is the choice. No gradient; the weights are a function of the logits alone (Megatron:
+//! softmax, or sigmoid for K = 1, not renormalised).
 //!
-//! Computed in f64 over the tokens of one scope. Logits above 600 shift the whole matrix, which only moves the
-//! 1e-8; an iteration that has not settled after [`LIMIT`] rounds is taken as it is.
+//! Computed in f64 over the tokens of one scope. Logits above 600 shift the whole matrix, which only moves
+//! the 1e-8; an iteration that has not settled after [`LIMIT`] rounds is taken as it is.
 
 use plica_kernels::Real;
 

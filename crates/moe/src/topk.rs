@@ -1,8 +1,9 @@
 //! Top-k choice of experts from a ranked quantity [t, e] (scores, or logits for softmax after top-k; plus the
 //! expert bias where there is one), optionally inside the best groups (DeepSeek-V3, arXiv 2412.19437, section
-//! 2.1.2: node-limited routing). Ids come in falling order of the ranked quantity; equal values: the lower expert
-//! first, for every layout and thread count. Experts of groups that were not kept are no candidates at all, so a
-//! negative biased score can never let them in. Rows of padding tokens get -1 in every slot. No gradient.
+//! 2.1.2: node-limited routing). Ids come in falling order of the ranked quantity; equal values: the lower
+//! expert first, for every layout and thread count. Experts of groups that were not kept are no candidates at
+//! all, so a negative biased score can never let them in. Rows of padding tokens get -1 in every slot. No
+//! gradient.
 
 use plica_kernels::Real;
 
@@ -62,7 +63,8 @@ impl<A: Real> GroupScratch<A> {
 /// The `k` best experts of every token, [t, k]; -1 for padding tokens (`padding_t` TRUE).
 ///
 /// # Panics
-/// When sizes disagree, or fewer than `k` experts are candidates (the configuration check refuses that before).
+/// When sizes disagree, or fewer than `k` experts are candidates (the configuration check refuses that
+/// before).
 pub fn select_top_k<A: Real>(
     ranked_te: &[A],
     experts: usize,

@@ -2,9 +2,9 @@
 //! input (integers, no gradient), so that recomputation weighs the stored choice again and gradients flow.
 //!
 //! With s the scores of a token and I its chosen experts: softmax before top-k, sigmoid, sqrt-softplus give
-//! r_j = s_j; softmax after top-k gives r = softmax(logits over I). Renormalised: r_j / (sum over I of r + 1e-20).
-//! The weight is that times the scaling factor (DeepSeek-V3: 2.5). The selection bias is never in a weight.
-//! Shapes: logits [t, e], expert ids and weights [t, k]; id -1 is an empty slot of weight 0.
+//! r_j = s_j; softmax after top-k gives r = softmax(logits over I). Renormalised: r_j / (sum over I of r +
+//! 1e-20). The weight is that times the scaling factor (DeepSeek-V3: 2.5). The selection bias is never in a
+//! weight. Shapes: logits [t, e], expert ids and weights [t, k]; id -1 is an empty slot of weight 0.
 
 use plica_kernels::Real;
 
@@ -19,8 +19,8 @@ pub enum SoftmaxOrder {
     AfterTopK,
 }
 
-/// A differentiable rule from logits and chosen experts to weights. The part of a router that a user replaces to
-/// weigh otherwise; [`Weighting`] is the configured one.
+/// A differentiable rule from logits and chosen experts to weights. The part of a router that a user replaces
+/// to weigh otherwise; [`Weighting`] is the configured one.
 pub trait Weigh<A: Real>: Send + Sync {
     /// Weights [t, k] of the chosen experts; 0 in an empty slot (id -1).
     fn weights_forward(&self, logits_te: &[A], experts: usize, expert_ids_tk: &[i32], k: usize) -> Vec<A>;

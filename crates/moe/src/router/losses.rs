@@ -1,7 +1,8 @@
-//! The losses of a router at work: which sums a rank needs from its TP peers, and the slopes by which the backward
-//! of the scores starts. A slope holds coefficient and global divisor, so the parts of all ranks and micro-batches
-//! add up. Counts of a micro-batch are summed over the TP ranks that share it (one small all-reduce, only where a
-//! loss by micro-batch or sequence is on); those of the global batch come from the caller.
+//! The losses of a router at work: which sums a rank needs from its TP peers, and the slopes by which the
+//! backward of the scores starts. A slope holds coefficient and global divisor, so the parts of all ranks and
+//! micro-batches add up. Counts of a micro-batch are summed over the TP ranks that share it (one small
+//! all-reduce, only where a loss by micro-batch or sequence is on); those of the global batch come from the
+//! caller.
 
 use plica_dense::{BatchScale, Cx, Trainable};
 use plica_kernels::Float;
@@ -14,15 +15,16 @@ use crate::choose::sum_over_tp;
 use crate::error::MoeError;
 use crate::report::MoeReport;
 
-/// A coefficient over a number of the global batch; `local` is that of this micro-batch, which cannot be more. An
-/// evaluation batch (`local` 0) need not say how many there are.
+/// A coefficient over a number of the global batch; `local` is that of this micro-batch, which cannot be
+/// more. An evaluation batch (`local` 0) need not say how many there are.
 fn share(coefficient: f64, count: u64, local: usize, what: &str) -> f64 {
     if coefficient == 0.0 || count == 0 && local == 0 {
         return 0.0;
     }
     assert!(
         count >= local as u64,
-        "a balance loss is on, and the batch says that the global batch has {count} {what}; this micro-batch has {local}"
+        "a balance loss is on, and the batch says that the global batch has {count} {what}; this micro-batch \
+         has {local}"
     );
     coefficient / count as f64
 }
@@ -96,8 +98,8 @@ impl<T: Trainable> Router<T> {
         Ok(slopes_se)
     }
 
-    /// Gives a choice the plain top-K counts of the whole global batch, which the global balance loss needs before
-    /// the backward.
+    /// Gives a choice the plain top-K counts of the whole global batch, which the global balance loss needs
+    /// before the backward.
     pub(crate) fn set_global_counts(&self, choice: &mut Choice, counts_e: &[i64]) {
         assert_eq!(counts_e.len(), self.experts, "one count an expert");
         let mut slopes_e = balance_slopes(counts_e, self.top_k, choice.scale.tokens);

@@ -1,5 +1,5 @@
-//! Faults of other systems, by the number of their scenario: the stated values, on the layer itself. The router
-//! weight is the identity where a scenario gives logits: the input rows are the logits.
+//! Faults of other systems, by the number of their scenario: the stated values, on the layer itself. The
+//! router weight is the identity where a scenario gives logits: the input rows are the logits.
 
 use plica_dense::{BatchScale, FeedForward, RecomputePolicy, TokenBatch, TokenInfo};
 use plica_dispatch::{Capacity, DispatcherKind, Policy};

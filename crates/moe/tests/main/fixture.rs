@@ -1,6 +1,6 @@
 //! The router against numbers that another system's own functions gave (`fixtures/router.json`: 8 tokens, 8
-//! experts, f32; the source is named in it). Left out of the original record: the position policy and padding,
-//! whose choices there depend on how a top-k breaks ties.
+//! experts, f32; the source is named in it). Left out of the original record: the position policy and
+//! padding, whose choices there depend on how a top-k breaks ties.
 
 use plica_kernels::check::assert_close;
 use plica_moe::balance::{RowSets, balance_backward, balance_slopes, balance_sums, balance_value};
@@ -45,8 +45,8 @@ struct Case {
     bias: Option<Vec<f32>>,
 }
 
-/// Options of one record in the terms of this crate. Scores other than softmax are renormalised for k > 1 there,
-/// and a group's score is the sum of its best floor(k / kept groups).
+/// Options of one record in the terms of this crate. Scores other than softmax are renormalised for k > 1
+/// there, and a group's score is the sum of its best floor(k / kept groups).
 fn case(record: &Value, expert_bias: &Value) -> Case {
     let cfg = &record["cfg"];
     let whole = |name: &str| cfg[name].as_u64().map(|x| x as usize);

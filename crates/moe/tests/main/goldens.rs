@@ -1,5 +1,5 @@
-//! The operator goldens (float64 results from f32 inputs, computed by other software) at the tolerance that their
-//! description proposes: 5e-6 * max(1, max|reference|), ids and counts exact.
+//! The operator goldens (float64 results from f32 inputs, computed by other software) at the tolerance that
+//! their description proposes: 5e-6 * max(1, max|reference|), ids and counts exact.
 
 use plica_kernels::check::assert_close;
 use plica_moe::balance::{RowSets, balance_backward, balance_slopes, balance_sums, balance_value};

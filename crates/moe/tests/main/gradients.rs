@@ -1,5 +1,6 @@
-//! The backward of the whole layer against finite differences in f64: by the input and by every parameter, with all
-//! losses on. The counts behind the balance losses are constants of the derivative, as they are in training.
+//! The backward of the whole layer against finite differences in f64: by the input and by every parameter,
+//! with all losses on. The counts behind the balance losses are constants of the derivative, as they are in
+//! training.
 
 use plica_dense::{FeedForward, TokenInfo};
 use plica_dispatch::{Capacity, Policy};

@@ -1,5 +1,6 @@
-//! The whole layer and the drop policies against the operator goldens: on one rank, and with attention over TP 4 and
-//! experts over EP 2 x ETP 2. Outputs and all gradients within 5e-6 * max(1, max|reference|), in f32.
+//! The whole layer and the drop policies against the operator goldens: on one rank, and with attention over
+//! TP 4 and experts over EP 2 x ETP 2. Outputs and all gradients within 5e-6 * max(1, max|reference|), in
+//! f32.
 
 use plica_comm::{LaunchOptions, RankContext, run_ranks};
 use plica_dense::{Error, FeedForward, TokenInfo, param::Piece};

@@ -1,5 +1,5 @@
-//! The imbalance measures on published expert counts of two models (`router_counts.json` beside the workspace, or in
-//! the folder of PLICA_REFERENCE): the table of the record, to its digits.
+//! The imbalance measures on published expert counts of two models (`router_counts.json` beside the
+//! workspace, or in the folder of PLICA_REFERENCE): the table of the record, to its digits.
 
 use std::path::PathBuf;
 
@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use crate::fixture::numbers;
 
-/// Model, domain, place of the layer in the record, then MaxVio, CV, entropy, Gini, rank excess at EP 8, and the
-/// dropped shares at factors 1, 1.25 and 2.
+/// Model, domain, place of the layer in the record, then MaxVio, CV, entropy, Gini, rank excess at EP 8, and
+/// the dropped shares at factors 1, 1.25 and 2.
 type Row = (&'static str, &'static str, usize, [f64; 8]);
 
 const TABLE: [Row; 8] = [

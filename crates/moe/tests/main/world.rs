@@ -1,5 +1,5 @@
-//! One MoE layer under any layout: the same parameters, tokens and upstream gradients, cut over in-process ranks,
-//! forward and backward over several micro-batches, and the results laid together layout-free.
+//! One MoE layer under any layout: the same parameters, tokens and upstream gradients, cut over in-process
+//! ranks, forward and backward over several micro-batches, and the results laid together layout-free.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -30,7 +30,8 @@ pub struct Problem {
     pub width: usize,
     /// Tokens of a sequence.
     pub sequence: usize,
-    /// Micro-batches of the global batch, each a range of sequences. Data-parallel rank r of D takes the even part r.
+    /// Micro-batches of the global batch, each a range of sequences. Data-parallel rank r of D takes the even
+    /// part r.
     pub micro_batches: Vec<Range<usize>>,
     /// Share of tokens that are padding, at pseudo-random places.
     pub padding_share: f64,
