@@ -86,12 +86,8 @@ pub fn globalise(
 ) -> Result<(), Error> {
     let valid: u64 = micros.iter().map(TokenBatch::valid_targets).sum();
     let tokens: usize = micros.iter().map(|m| m.padding.iter().filter(|p| !**p).count()).sum();
-    let sums = mesh.dp_cp().all_reduce_f64(
-        Purpose::Metrics,
-        device,
-        &[valid as f64, tokens as f64],
-        Reduce::Sum,
-    )?;
+    let sums =
+        mesh.dp_cp().all_reduce_f64(Purpose::Metrics, device, &[valid as f64, tokens as f64], Reduce::Sum)?;
     for micro in micros {
         micro.global_valid_targets = sums[0] as u64;
         micro.scale = BatchScale {

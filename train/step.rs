@@ -178,13 +178,7 @@ impl<T: Trainable> Engine<T> {
                 self.with_cx(info, step, |model, cx| model.backward(in_flight, cx))?;
             }
         }
-        reduce_gradients(
-            &self.params,
-            &mut self.grads,
-            &self.mesh,
-            &self.phases,
-            self.settings.reduce,
-        )?;
+        reduce_gradients(&self.params, &mut self.grads, &self.mesh, &self.phases, self.settings.reduce)?;
         sums.reduce(&self.mesh, &self.device)
     }
 
@@ -217,8 +211,7 @@ impl<T: Trainable> Engine<T> {
     pub fn step(&mut self, step: u64, micros: &[TokenBatch]) -> Result<StepOutcome, Error> {
         let sums = self.forward_backward(step, micros)?;
         let lr = self.settings.lr.at(step);
-        let report =
-            self.optimizer.step(&mut self.params, &self.grads, &self.mesh, &self.phases, lr)?;
+        let report = self.optimizer.step(&mut self.params, &self.grads, &self.mesh, &self.phases, lr)?;
         self.update_bias(&sums);
         Ok(StepOutcome { loss: sums.loss, grad_norm: report.grad_norm, lr, layers: sums.layers })
     }

@@ -28,25 +28,27 @@ impl DispatchBench {
     /// A rank that failed.
     pub fn run(&self) -> anyhow::Result<Vec<Figure>> {
         anyhow::ensure!((1..=64).contains(&self.ep), "--ep {}: from 1 to 64 ranks", self.ep);
-        let options = BenchOptions {
-            ep: self.ep,
-            tokens: self.tokens,
-            width: self.width,
-            ..BenchOptions::default()
-        };
+        let options =
+            BenchOptions { ep: self.ep, tokens: self.tokens, width: self.width, ..BenchOptions::default() };
         let mut rows = bench::<f32>(&options)?;
         rows.extend(bench::<bf16>(&options)?);
-        Ok(rows.iter().map(|row| {
-            let gb = row.gigabytes_per_second;
-            Figure {
-                what: format!("dispatch + combine, {}", row.kind.name()),
-                setting: format!("{}, {} tokens × {} over ep {}", row.dtype, self.tokens, self.width, self.ep),
-                value: gb,
-                range: (gb, gb),
-                unit: "GB/s",
-                roofline: Some((row.copy_gigabytes_per_second, "copy")),
-                peak_rss_mib: None,
-            }
-        }).collect())
+        Ok(rows
+            .iter()
+            .map(|row| {
+                let gb = row.gigabytes_per_second;
+                Figure {
+                    what: format!("dispatch + combine, {}", row.kind.name()),
+                    setting: format!(
+                        "{}, {} tokens × {} over ep {}",
+                        row.dtype, self.tokens, self.width, self.ep
+                    ),
+                    value: gb,
+                    range: (gb, gb),
+                    unit: "GB/s",
+                    roofline: Some((row.copy_gigabytes_per_second, "copy")),
+                    peak_rss_mib: None,
+                }
+            })
+            .collect())
     }
 }

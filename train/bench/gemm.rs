@@ -61,14 +61,22 @@ impl GemmBench {
             });
         };
         for (what, m, k, n) in SHAPES {
-            let (x, w, dy) =
-                (random(&device, &[m, k], "x"), random(&device, &[n, k], "w"), random(&device, &[m, n], "dy"));
+            let (x, w, dy) = (
+                random(&device, &[m, k], "x"),
+                random(&device, &[n, k], "w"),
+                random(&device, &[m, n], "dy"),
+            );
             let mut grad = Tensor::<f32>::zeros(&device, [n, k], Category::Gradient);
             let flop = 2.0 * (m * k * n) as f64;
             let shape = format!("{m}x{k}x{n}, {threads} thread(s)");
             let reps = self.repetitions;
             add(what, format!("forward {shape}"), flop, timed(2, reps, || drop(gemm::matmul_nt(&x, &w))));
-            add(what, format!("input gradient {shape}"), flop, timed(2, reps, || drop(gemm::matmul_nn(&dy, &w))));
+            add(
+                what,
+                format!("input gradient {shape}"),
+                flop,
+                timed(2, reps, || drop(gemm::matmul_nn(&dy, &w))),
+            );
             let weight = timed(2, reps, || gemm::accumulate_tn(&mut grad, &dy, &x));
             add(what, format!("weight gradient {shape}"), flop, weight);
         }
@@ -81,8 +89,7 @@ impl GemmBench {
             let rows: usize = counts.iter().sum();
             let (x, w) = (random(&device, &[rows, 512], "x"), random(&device, &[16, 1024, 512], "w"));
             let flop = 2.0 * (rows * 512 * 1024) as f64;
-            let seconds =
-                timed(2, self.repetitions, || drop(grouped_gemm::grouped_nt(&x, &w, &counts)));
+            let seconds = timed(2, self.repetitions, || drop(grouped_gemm::grouped_nt(&x, &w, &counts)));
             add(what, format!("{rows}x512x1024 over 16, {threads} thread(s)"), flop, seconds);
         }
         Ok(figures)

@@ -57,7 +57,9 @@ impl StepBench {
         let ranks = match config.train.precision {
             Precision::F32 => run_ranks(world, options, |rank| self.rank::<f32>(rank, &config, &data, stop)),
             Precision::F64 => run_ranks(world, options, |rank| self.rank::<f64>(rank, &config, &data, stop)),
-            Precision::Bf16 => run_ranks(world, options, |rank| self.rank::<bf16>(rank, &config, &data, stop)),
+            Precision::Bf16 => {
+                run_ranks(world, options, |rank| self.rank::<bf16>(rank, &config, &data, stop))
+            }
         }?;
         let measured = ranks.into_iter().next().expect("rank 0");
         let rss = peak_rss_mib();
@@ -122,8 +124,7 @@ impl StepBench {
                 engine.phases.take_ns();
             }
             let start = Instant::now();
-            let micros =
-                batch::load(data, Split::Train, step as u64, &plan, &engine.mesh, &engine.device)?;
+            let micros = batch::load(data, Split::Train, step as u64, &plan, &engine.mesh, &engine.device)?;
             engine.step(step as u64, &micros)?;
             seconds.push(start.elapsed().as_secs_f64());
         }

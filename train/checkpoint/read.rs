@@ -94,11 +94,16 @@ impl TensorFile {
             .filter(|(_, d)| !matches!(d, Dtype::F32 | Dtype::F64 | Dtype::BF16))
             .map(|(n, d)| format!("{n} is {d:?}"))
             .collect();
-        [("missing", missing), ("not of this model", unexpected), ("other shapes", shapes), ("no float", types)]
-            .into_iter()
-            .filter(|(_, list)| !list.is_empty())
-            .map(|(kind, list)| describe(kind, &list))
-            .collect()
+        [
+            ("missing", missing),
+            ("not of this model", unexpected),
+            ("other shapes", shapes),
+            ("no float", types),
+        ]
+        .into_iter()
+        .filter(|(_, list)| !list.is_empty())
+        .map(|(kind, list)| describe(kind, &list))
+        .collect()
     }
 
     /// Refuses a file that differs from what is expected.

@@ -189,9 +189,9 @@ impl Draft {
         let manifest = Manifest { format: FORMAT, step: self.step, state, files };
         let text = serde_json::to_vec_pretty(&manifest).expect("a manifest is plain data");
         let path = self.path(MANIFEST);
-        fs::write(&path, &text).and_then(|()| sync(&path)).map_err(|e| {
-            CheckpointError::io(&path, &format!("write {} bytes", text.len()), e)
-        })?;
+        fs::write(&path, &text)
+            .and_then(|()| sync(&path))
+            .map_err(|e| CheckpointError::io(&path, &format!("write {} bytes", text.len()), e))?;
         let rename = |e| CheckpointError::io(&self.target, "rename the finished checkpoint", e);
         if self.target.exists() {
             fs::remove_dir_all(&self.target).map_err(rename)?;
@@ -266,7 +266,10 @@ fn inspect(folder: &Path) -> Result<Manifest, String> {
         let (size_bytes, crc32) =
             checksum(&folder.join(&file.name)).map_err(|e| format!("{} cannot be read: {e}", file.name))?;
         if size_bytes != file.size_bytes {
-            return Err(format!("{} has {size_bytes} bytes, its manifest says {}", file.name, file.size_bytes));
+            return Err(format!(
+                "{} has {size_bytes} bytes, its manifest says {}",
+                file.name, file.size_bytes
+            ));
         }
         if crc32 != file.crc32 {
             return Err(format!("{} does not have the checksum of its manifest", file.name));

@@ -137,10 +137,8 @@ pub fn write_tensors<E: Element + Message>(
     world: &Group,
     device: &Device,
 ) -> Result<(), CheckpointError> {
-    let assemblies = plan(entries, layout).map_err(|e| CheckpointError::Malformed {
-        path: path.to_path_buf(),
-        reason: e.to_string(),
-    })?;
+    let assemblies = plan(entries, layout)
+        .map_err(|e| CheckpointError::Malformed { path: path.to_path_buf(), reason: e.to_string() })?;
     if world.rank() != 0 {
         for assembly in &assemblies {
             for (_, piece) in assembly.parts.iter().filter(|(rank, _)| *rank == world.rank()) {

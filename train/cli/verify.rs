@@ -47,7 +47,11 @@ impl Verify {
         );
         let filter = Filter { case: self.case.clone(), text: self.filter.clone() };
         let cases = all_cases(self.world, &filter);
-        anyhow::ensure!(!cases.is_empty(), "no case of world {} has that name; see plica verify --list", self.world);
+        anyhow::ensure!(
+            !cases.is_empty(),
+            "no case of world {} has that name; see plica verify --list",
+            self.world
+        );
         if self.list {
             cases.iter().for_each(|case| println!("{}", case.name));
             return Ok(ExitCode::SUCCESS);
@@ -63,7 +67,7 @@ impl Verify {
             if surroundings.stop.load(Ordering::Relaxed) {
                 std::process::exit(130);
             }
-        })?;
+        });
         bar.finish_and_clear();
         print!("{}", table_text(&outcomes));
         println!("\n{}in {:.1} s", summary_text(&outcomes), started.elapsed().as_secs_f64());

@@ -8,7 +8,9 @@ use plica_dense::attention::AttentionConfig;
 use plica_dense::{
     Attention, Block, Embedding, Error, Head, Init, Mlp, Norm, ParamSpecs, Place, QkNorm, Trainable,
 };
-use plica_dispatch::{AllGather, AllToAll, Capacity, Direct, Dispatcher, ExpertGroups, Factor, Local, Policy};
+use plica_dispatch::{
+    AllGather, AllToAll, Capacity, Direct, Dispatcher, ExpertGroups, Factor, Local, Policy,
+};
 use plica_kernels::Device;
 use plica_kernels::ops::rope::{RopeTable, rope_frequencies};
 use plica_moe::balance::BalanceCoefficients;
@@ -20,7 +22,9 @@ use plica_moe::{MoeConfig, MoeLayer, MoeSpec};
 
 use super::Model;
 use super::feed_forward::FeedForwardLayer;
-use crate::config::{self, Balance, CapacityScope, Dispatch, DropPolicy, Force, ModelConfig, Score, ScoreOrder};
+use crate::config::{
+    self, Balance, CapacityScope, Dispatch, DropPolicy, Force, ModelConfig, Score, ScoreOrder,
+};
 
 /// What a model is built from.
 #[derive(Clone, Copy, Debug)]
@@ -68,7 +72,8 @@ pub fn build<T: Trainable>(
     let mut blocks = Vec::with_capacity(model.layers);
     for (layer, dense) in model.dense.iter().enumerate() {
         let name = |part: &str| format!("layers.{layer}.{part}");
-        let norm = |specs: &mut ParamSpecs, part| Norm::new(specs, &name(part), model.d_model, model.norm_eps);
+        let norm =
+            |specs: &mut ParamSpecs, part| Norm::new(specs, &name(part), model.d_model, model.norm_eps);
         let attention_norm = norm(specs, "attention_norm");
         let attention = Attention::new(specs, &name("attention"), attention, rope.clone(), &place)?;
         let feed_forward_norm = norm(specs, "feed_forward_norm");
@@ -82,10 +87,8 @@ pub fn build<T: Trainable>(
             )?),
             Some(moe) => {
                 let name = name("moe");
-                let spec =
-                    MoeSpec { name: &name, layer, width: model.d_model, init, down_init: output_init };
-                let layer =
-                    MoeLayer::new(specs, &spec, &moe_config(moe), &place, dispatcher(moe, mesh)?)?;
+                let spec = MoeSpec { name: &name, layer, width: model.d_model, init, down_init: output_init };
+                let layer = MoeLayer::new(specs, &spec, &moe_config(moe), &place, dispatcher(moe, mesh)?)?;
                 FeedForwardLayer::Moe(Box::new(layer))
             }
         };
@@ -100,10 +103,7 @@ pub fn build<T: Trainable>(
 }
 
 /// The transport that the configuration names; "auto" takes the cheapest that the layout allows.
-fn dispatcher<T: Trainable>(
-    moe: &config::MoeConfig,
-    mesh: &Mesh,
-) -> Result<Arc<dyn Dispatcher<T>>, Error> {
+fn dispatcher<T: Trainable>(moe: &config::MoeConfig, mesh: &Mesh) -> Result<Arc<dyn Dispatcher<T>>, Error> {
     let alone = mesh.layout().ep() * mesh.layout().etp() == 1;
     let groups = || ExpertGroups::new(mesh, moe.experts).map_err(Error::slot);
     Ok(match moe.dispatcher {
@@ -127,8 +127,7 @@ fn dispatcher<T: Trainable>(
 
 /// The layer's configuration in the words of `plica-moe`.
 pub fn moe_config(moe: &config::MoeConfig) -> MoeConfig {
-    let coefficient =
-        |which| moe.balance.iter().filter(|(b, _)| *b == which).map(|(_, c)| c).sum::<f64>();
+    let coefficient = |which| moe.balance.iter().filter(|(b, _)| *b == which).map(|(_, c)| c).sum::<f64>();
     MoeConfig {
         weighting: Weighting {
             score: match moe.score {

@@ -117,9 +117,7 @@ impl<T: Trainable> FeedForward<T> for FeedForwardLayer<T> {
             (FeedForwardLayer::Dense(layer), FeedForwardSaved::Dense(saved)) => {
                 layer.backward(saved, dy_td, cx)
             }
-            (FeedForwardLayer::Moe(layer), FeedForwardSaved::Moe(saved)) => {
-                layer.backward(*saved, dy_td, cx)
-            }
+            (FeedForwardLayer::Moe(layer), FeedForwardSaved::Moe(saved)) => layer.backward(*saved, dy_td, cx),
             _ => panic!("saved by a layer of another kind"),
         }
     }

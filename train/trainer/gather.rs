@@ -115,7 +115,8 @@ pub(super) fn add_rank_sums<T: Trainable>(
     record.time_ns = sums.phases.into_iter().collect();
     record.bytes = sums.bytes.into_iter().map(|(name, bytes, _)| (name, bytes)).collect();
     let memory = memory(engine, &engine.device.live())?;
-    record.memory_bytes = memory.into_iter().map(|m| (m.category, m.at_peak_bytes)).collect::<BTreeMap<_, _>>();
+    record.memory_bytes =
+        memory.into_iter().map(|m| (m.category, m.at_peak_bytes)).collect::<BTreeMap<_, _>>();
     Ok(())
 }
 

@@ -121,8 +121,8 @@ fn find_resume(config: &Config, context: &RunContext<'_>) -> anyhow::Result<Opti
 
 /// The run below `runs` whose folder was changed last.
 fn newest_run(runs: &Path) -> anyhow::Result<PathBuf> {
-    let entries = std::fs::read_dir(runs)
-        .map_err(|e| CheckpointError::io(runs, "look for a run to resume", e))?;
+    let entries =
+        std::fs::read_dir(runs).map_err(|e| CheckpointError::io(runs, "look for a run to resume", e))?;
     entries
         .flatten()
         .filter(|entry| entry.path().join("checkpoints").is_dir())

@@ -22,12 +22,10 @@ use crate::step::{Engine, StepOutcome, StepSettings};
 ///
 /// # Errors
 /// A setting does not fit the layout.
-pub fn engine<T: Trainable>(
-    context: &RankContext,
-    config: &Config,
-) -> Result<Engine<T>, plica_dense::Error> {
+pub fn engine<T: Trainable>(context: &RankContext, config: &Config) -> Result<Engine<T>, plica_dense::Error> {
     let mesh = Mesh::new(&context.world, config.layout.clone())?;
-    let plan = build::ModelPlan { model: &config.model, moe: config.moe.as_ref(), seq_len: config.train.seq_len };
+    let plan =
+        build::ModelPlan { model: &config.model, moe: config.moe.as_ref(), seq_len: config.train.seq_len };
     let optimizer = OptimizerConfig {
         beta1: config.train.betas.0,
         beta2: config.train.betas.1,
@@ -57,7 +55,10 @@ pub(super) fn train<T: Trainable>(
         seq_len: config.train.seq_len,
     };
     let mut rank = Rank {
-        store: Store::new(shared.folder.join("checkpoints"), if config.run.keep == 0 { usize::MAX } else { config.run.keep }),
+        store: Store::new(
+            shared.folder.join("checkpoints"),
+            if config.run.keep == 0 { usize::MAX } else { config.run.keep },
+        ),
         screen: (context.rank == 0).then(|| Screen::new(shared)).transpose()?,
         records: Vec::new(),
         window: Vec::new(),
@@ -188,8 +189,7 @@ impl<T: Trainable> Rank<'_, T> {
         let mut loss = plica_dense::LossSum::default();
         for index in 0..self.shared.config.run.eval_batches {
             let (mesh, device) = (&self.engine.mesh, &self.engine.device);
-            let micros =
-                batch::load(self.shared.data, Split::Validation, index, &self.plan, mesh, device)?;
+            let micros = batch::load(self.shared.data, Split::Validation, index, &self.plan, mesh, device)?;
             loss.add(self.engine.evaluate(step, &micros)?);
         }
         Ok(loss.mean())

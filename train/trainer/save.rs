@@ -124,10 +124,8 @@ pub fn save_state<T: Trainable>(
 pub fn load_state<T: Trainable>(engine: &mut Engine<T>, found: &Found) -> Result<u64, CheckpointError> {
     let specs = specs(engine);
     let names = |suffix: &str| {
-        expected(&specs, suffix).map_err(|e| CheckpointError::Malformed {
-            path: found.folder.clone(),
-            reason: e.to_string(),
-        })
+        expected(&specs, suffix)
+            .map_err(|e| CheckpointError::Malformed { path: found.folder.clone(), reason: e.to_string() })
     };
     let model = TensorFile::open(&found.folder.join(MODEL))?;
     model.check(&names("")?)?;

@@ -103,7 +103,8 @@ impl Screen {
         self.metrics
             .write_all(line.as_bytes())
             .map_err(|e| CheckpointError::io(&self.path, &format!("append {} bytes", line.len()), e))?;
-        let imbalance = record.load.get("max/mean").map(|x| format!("  imbalance {x:.2}")).unwrap_or_default();
+        let imbalance =
+            record.load.get("max/mean").map(|x| format!("  imbalance {x:.2}")).unwrap_or_default();
         let speed = human::rate(record.tokens_per_s(), "tok/s");
         self.bar.set_message(format!("loss {:.4}  {speed}{imbalance}", record.loss));
         self.bar.set_position(record.step);

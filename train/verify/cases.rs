@@ -94,41 +94,90 @@ type Trap = (&'static str, &'static [&'static str], fn(&Layout) -> bool);
 
 /// Names say the fault; numbers are those of public reports (see docs/verify.md).
 const TRAPS: &[Trap] = &[
-    ("trap: experts cut by etp alone, tagged dense (megatron 1628)", &[], |l| l.ep() == 1 && l.etp() != l.tp()),
-    ("trap: global balance loss weaker by dp (megatron 3672)", &["moe.balance=global", "moe.balance_coefficient=0.1"],
-     |l| l.dp() > 1),
-    ("trap: global balance loss over unequal micro-batches (megatron 7213)",
-     &["moe.balance=global", "moe.balance_coefficient=0.1", "train.micro_batch=2"], |l| l.dp() <= 4 && l.tp() <= 2),
-    ("trap: balance loss per sequence under tp (megatron 5047)",
-     &["moe.balance=sequence", "moe.balance_coefficient=0.1"], |l| l.tp() > 1),
-    ("trap: sequences of a micro-batch change the sequence loss (megatron 5798)",
-     &["moe.balance=sequence", "moe.balance_coefficient=0.1", "train.micro_batch=2"], |l| l.dp() <= 4),
-    ("trap: capacity above the token count with padding (megatron 3.4)",
-     &["moe.capacity.factor=\"8\"", "moe.capacity.pad=true"], |_| true),
-    ("trap: a rank without routed tokens skips a collective (megatron 4851)",
-     &["moe.force=biased=40"], |l| l.ep() > 1),
-    ("trap: router drifts inside a tp group (megatron 599)",
-     &["moe.balance=none", "moe.balance_coefficient=0.0", "moe.z_loss=0.0"], |l| l.tp() > 1),
-    ("trap: bias counters after dropping (megatron 1.3)",
-     &["moe.score=sigmoid", "moe.bias_update_rate=0.1", "moe.capacity.factor=\"0.75\""], |_| true),
-    ("trap: groups whose score counts no expert (megatron 4667)",
-     &["moe.score=sigmoid", "moe.groups=4", "moe.group_top_k=2", "moe.scaling=2.5", "moe.bias_update_rate=0.05"],
-     |_| true),
+    ("trap: experts cut by etp alone, tagged dense (megatron 1628)", &[], |l| {
+        l.ep() == 1 && l.etp() != l.tp()
+    }),
+    (
+        "trap: global balance loss weaker by dp (megatron 3672)",
+        &["moe.balance=global", "moe.balance_coefficient=0.1"],
+        |l| l.dp() > 1,
+    ),
+    (
+        "trap: global balance loss over unequal micro-batches (megatron 7213)",
+        &["moe.balance=global", "moe.balance_coefficient=0.1", "train.micro_batch=2"],
+        |l| l.dp() <= 4 && l.tp() <= 2,
+    ),
+    (
+        "trap: balance loss per sequence under tp (megatron 5047)",
+        &["moe.balance=sequence", "moe.balance_coefficient=0.1"],
+        |l| l.tp() > 1,
+    ),
+    (
+        "trap: sequences of a micro-batch change the sequence loss (megatron 5798)",
+        &["moe.balance=sequence", "moe.balance_coefficient=0.1", "train.micro_batch=2"],
+        |l| l.dp() <= 4,
+    ),
+    (
+        "trap: capacity above the token count with padding (megatron 3.4)",
+        &["moe.capacity.factor=\"8\"", "moe.capacity.pad=true"],
+        |_| true,
+    ),
+    (
+        "trap: a rank without routed tokens skips a collective (megatron 4851)",
+        &["moe.force=biased=40", "moe.balance=none", "moe.balance_coefficient=0.0"],
+        |l| l.ep() > 1,
+    ),
+    (
+        "trap: router drifts inside a tp group (megatron 599)",
+        &["moe.balance=none", "moe.balance_coefficient=0.0", "moe.z_loss=0.0"],
+        |l| l.tp() > 1,
+    ),
+    (
+        "trap: bias counters after dropping (megatron 1.3)",
+        &["moe.score=sigmoid", "moe.bias_update_rate=0.1", "moe.capacity.factor=\"0.75\""],
+        |_| true,
+    ),
+    (
+        "trap: groups whose score counts no expert (megatron 4667)",
+        &[
+            "moe.score=sigmoid",
+            "moe.groups=4",
+            "moe.group_top_k=2",
+            "moe.scaling=2.5",
+            "moe.bias_update_rate=0.05",
+        ],
+        |_| true,
+    ),
     ("trap: expert gradients ep times too large (deepspeed 5259)", &["train.clip=0"], |l| l.ep() > 1),
-    ("trap: norm without the experts of other ranks (megatron 785)", &["train.clip=0.01"], |l| l.ep() * l.etp() > 1),
+    ("trap: norm without the experts of other ranks (megatron 785)", &["train.clip=0.01"], |l| {
+        l.ep() * l.etp() > 1
+    }),
     ("trap: tied table counted twice", &["model.tie_embeddings=true"], |_| true),
     ("trap: full-width q/k norm under tp", &["model.qk_norm=full"], |l| l.tp() > 1),
     ("trap: per-head q/k norm under tp", &["model.qk_norm=head"], |l| l.tp() > 1),
     ("trap: top-1 without renormalisation", &["moe.top_k=1", "moe.renormalise=false"], |_| true),
     ("trap: softmax after top-k", &["moe.order=topk-softmax"], |_| true),
-    ("trap: sinkhorn over rank-local tokens",
-     &["moe.selection=sinkhorn", "moe.balance=none", "moe.balance_coefficient=0.0"], |_| true),
-    ("trap: experts choose over rank-local tokens",
-     &["moe.selection=expert-choice", "moe.balance=none", "moe.balance_coefficient=0.0"], |_| true),
+    (
+        "trap: sinkhorn over rank-local tokens",
+        &["moe.selection=sinkhorn", "moe.balance=none", "moe.balance_coefficient=0.0"],
+        |_| true,
+    ),
+    (
+        "trap: experts choose over rank-local tokens",
+        &["moe.selection=expert-choice", "moe.balance=none", "moe.balance_coefficient=0.0"],
+        |_| true,
+    ),
     ("trap: jitter drawn by rank", &["moe.jitter=0.1"], |_| true),
-    ("trap: forced balance by rank", &["moe.force=balanced"], |_| true),
-    ("trap: dense model", &["moe.experts=none", "moe.balance=none", "moe.balance_coefficient=0.0", "moe.z_loss=0.0"],
-     |l| l.ep() == 1 && l.etp() == l.tp()),
+    (
+        "trap: forced balance by rank",
+        &["moe.force=balanced", "moe.balance=none", "moe.balance_coefficient=0.0"],
+        |_| true,
+    ),
+    (
+        "trap: dense model",
+        &["moe.experts=none", "moe.balance=none", "moe.balance_coefficient=0.0", "moe.z_loss=0.0"],
+        |l| l.ep() == 1 && l.etp() == l.tp(),
+    ),
 ];
 
 /// Every case of a world, in the order of the table.

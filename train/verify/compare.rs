@@ -103,18 +103,28 @@ pub fn run_case(case: &Case, reference: &Reference) -> anyhow::Result<Worst> {
             worst.loss = worst.loss.max(relative(&[loss], &[reference.losses[step]], 0.0));
             worst.norm = worst.norm.max(relative(&[norm], &[reference.norms[step]], 0.0));
             let params = &engine.params;
-            compare(params, |id| engine.grads.get(id), &reference.grads[step], |name, difference| {
-                if difference > worst.grad {
-                    worst.grad = difference;
-                    worst.place = format!("gradient of {name}, step {}", step + 1);
-                }
-            })?;
-            compare(params, |id| params.value(id), &reference.weights[step], |name, difference| {
-                if difference > worst.weight {
-                    worst.weight = difference;
-                    worst.place = format!("weight {name}, step {}", step + 1);
-                }
-            })
+            compare(
+                params,
+                |id| engine.grads.get(id),
+                &reference.grads[step],
+                |name, difference| {
+                    if difference > worst.grad {
+                        worst.grad = difference;
+                        worst.place = format!("gradient of {name}, step {}", step + 1);
+                    }
+                },
+            )?;
+            compare(
+                params,
+                |id| params.value(id),
+                &reference.weights[step],
+                |name, difference| {
+                    if difference > worst.weight {
+                        worst.weight = difference;
+                        worst.place = format!("weight {name}, step {}", step + 1);
+                    }
+                },
+            )
         })?;
         anyhow::Ok(worst)
     })?;
@@ -144,11 +154,8 @@ fn steps(
         micro_sequences: config.train.micro_batch,
         seq_len: config.train.seq_len,
     };
-    let sizes = VerifyBatch {
-        sequences: plan.global_sequences,
-        seq_len: plan.seq_len,
-        vocab: config.model.vocab,
-    };
+    let sizes =
+        VerifyBatch { sequences: plan.global_sequences, seq_len: plan.seq_len, vocab: config.model.vocab };
     for step in 0..config.run.steps {
         let own = plan.sequences_of(engine.mesh.coordinates().dp, engine.mesh.layout().dp());
         let part = batch(sizes, step).slice(own.clone());

@@ -9,7 +9,6 @@ mod compare;
 mod table;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use serde::Serialize;
 
@@ -46,23 +45,17 @@ impl Outcome {
 }
 
 /// Runs the cases in turn; `progress` hears of each when it is done.
-///
-/// # Errors
-/// The one-rank reference of a case could not be made: the model itself is broken.
-pub fn verify(cases: &[Case], mut progress: impl FnMut(&Outcome)) -> anyhow::Result<Vec<Outcome>> {
-    let mut references: BTreeMap<Vec<String>, Arc<Reference>> = BTreeMap::new();
+pub fn verify(cases: &[Case], mut progress: impl FnMut(&Outcome)) -> Vec<Outcome> {
+    let mut references: BTreeMap<Vec<String>, Result<Reference, String>> = BTreeMap::new();
     let mut outcomes = Vec::with_capacity(cases.len());
     for case in cases {
-        let key = case.mathematics.clone();
-        let made = match references.get(&key) {
-            Some(made) => made.clone(),
-            None => {
-                let made = Arc::new(reference(case)?);
-                references.insert(key, made.clone());
-                made
-            }
+        let made = references
+            .entry(case.mathematics.clone())
+            .or_insert_with(|| reference(case).map_err(|e| format!("on one rank: {e:#}")));
+        let result = match made {
+            Ok(made) => run_case(case, made),
+            Err(text) => Err(anyhow::anyhow!("{text}")),
         };
-        let result = run_case(case, &made);
         let outcome = Outcome {
             name: case.name.clone(),
             layout: case.layout_text.clone(),
@@ -74,5 +67,5 @@ pub fn verify(cases: &[Case], mut progress: impl FnMut(&Outcome)) -> anyhow::Res
         progress(&outcome);
         outcomes.push(outcome);
     }
-    Ok(outcomes)
+    outcomes
 }

@@ -247,8 +247,11 @@ pub fn keep_with_capacities<A: Real>(
     Ok(kept)
 }
 
-/// Falling order; what is not a number comes last.
+/// Falling order in f32, whatever the accumulator; what is not a number comes last. Tokens with the same past
+/// (the first ones of documents) have equal weights: the rounding noise of f64 must not decide between them,
+/// or layouts would drop differently.
 fn falling<A: Real>(a: A, b: A) -> std::cmp::Ordering {
+    let (a, b) = (a.to_f64() as f32, b.to_f64() as f32);
     match (a.is_nan(), b.is_nan()) {
         (false, false) => b.partial_cmp(&a).expect("numbers compare"),
         (a_nan, b_nan) => a_nan.cmp(&b_nan),

@@ -18,11 +18,10 @@ pub fn expert_choice<A: Real>(
     let mut order = tokens.clone();
     for expert in 0..experts {
         order.copy_from_slice(&tokens);
-        // A stable sort: equal scores stay in token order. Scores were checked to be numbers.
-        order.sort_by(|&a, &b| {
-            let (a, b) = (scores_ne[a * experts + expert], scores_ne[b * experts + expert]);
-            b.partial_cmp(&a).expect("scores are numbers")
-        });
+        // A stable sort: equal scores stay in token order. Compared in f32, so that the rounding noise of f64 does
+        // not decide between tokens with the same past. Scores were checked to be numbers.
+        let score = |t: usize| scores_ne[t * experts + expert].to_f64() as f32;
+        order.sort_by(|&a, &b| score(b).partial_cmp(&score(a)).expect("scores are numbers"));
         order.iter().take(capacity).for_each(|&t| chosen_by[t].push(expert as i32));
     }
     chosen_by
