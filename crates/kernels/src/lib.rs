@@ -9,6 +9,7 @@ pub mod error;
 pub mod ledger;
 pub mod ops;
 pub mod pool;
+pub mod probe;
 pub mod rng;
 pub mod shape;
 pub mod tensor;
