@@ -25,7 +25,11 @@ pub use forward::{attention_block_forward, attention_forward};
 pub use merge::{apply_sinks, merge};
 pub use visible::AttentionSpec;
 
-use crate::dtype::{Element, Float};
+use crate::device::Device;
+use crate::dtype::{Element, Real};
+use crate::ledger::Category;
+use crate::ops::gemm::product::View;
+use crate::ops::gemm::transpose::transpose;
 use crate::tensor::Tensor;
 
 /// Query rows of a tile (of every query head of a group).
@@ -68,20 +72,65 @@ impl Sizes {
     }
 }
 
-/// Copies one head's rows `first .. first + rows` of `source` [t, heads, width] into `out` [rows, width], widened
-/// and times `scale`.
-fn load<T: Float>(
-    out: &mut [T::Acc],
-    source: &[T],
+/// Copies one head's rows `first ..` of `source` [t, heads, width] into `out` [rows, width], times `scale`.
+fn load<A: Real>(
+    out: &mut [A],
+    source: &[A],
     (heads, width): (usize, usize),
     head: usize,
     first: usize,
-    scale: T::Acc,
+    scale: A,
 ) {
     for (i, row) in out.chunks_exact_mut(width).enumerate() {
         let from = &source[((first + i) * heads + head) * width..][..width];
-        for (wide, narrow) in row.iter_mut().zip(from) {
-            *wide = narrow.to_acc() * scale;
+        for (to, from) in row.iter_mut().zip(from) {
+            *to = *from * scale;
         }
+    }
+}
+
+/// A tensor [t, heads, width] laid out for tiles, so that a tile is one run of memory: as rows [heads, t, width],
+/// or turned to [heads, tiles, width, `KEY_ROWS`].
+struct Tiled<A: Real> {
+    values: Tensor<A>,
+    t: usize,
+    width: usize,
+}
+
+impl<A: Real> Tiled<A> {
+    /// Rows of every head together.
+    fn rows(device: &Device, x: &[A], (t, heads, width): (usize, usize, usize)) -> Tiled<A> {
+        let mut values = Tensor::empty(device, [heads, t, width], Category::Workspace);
+        device.pool().for_rows_mut(values.data_mut(), t * width, 1, |first, parts| {
+            for (i, part) in parts.chunks_exact_mut(t * width).enumerate() {
+                load(part, x, (heads, width), first + i, 0, A::one());
+            }
+        });
+        Tiled { values, t, width }
+    }
+
+    /// Every tile of every head turned.
+    fn turned(device: &Device, x: &[A], (t, heads, width): (usize, usize, usize)) -> Tiled<A> {
+        let tiles = t.div_ceil(KEY_ROWS);
+        let mut values = Tensor::empty(device, [heads * tiles, width, KEY_ROWS], Category::Workspace);
+        device.pool().for_rows_mut(values.data_mut(), width * KEY_ROWS, 1, |first, parts| {
+            for (i, part) in parts.chunks_exact_mut(width * KEY_ROWS).enumerate() {
+                let (head, row) = ((first + i) / tiles, (first + i) % tiles * KEY_ROWS);
+                let source = &x[(row * heads + head) * width..];
+                transpose((part, KEY_ROWS), (source, heads * width), (t - row).min(KEY_ROWS), width);
+            }
+        });
+        Tiled { values, t, width }
+    }
+
+    /// Rows of `head` from row `first` on: a rows x width matrix.
+    fn head(&self, head: usize, first: usize) -> View<'_, A> {
+        View::rows(&self.values.data()[(head * self.t + first) * self.width..], self.width)
+    }
+
+    /// The turned tile of `head` from row `first` on, to the end of its tile: a width x rows matrix.
+    fn tile(&self, head: usize, first: usize) -> View<'_, A> {
+        let tile = head * self.t.div_ceil(KEY_ROWS) + first / KEY_ROWS;
+        View::rows(&self.values.data()[tile * self.width * KEY_ROWS + first % KEY_ROWS..], KEY_ROWS)
     }
 }

@@ -6,6 +6,7 @@
 //! results (see `grouped_gemm` for products over groups of rows).
 
 pub(crate) mod product;
+pub(crate) mod transpose;
 pub(crate) mod widen;
 
 #[cfg(test)]

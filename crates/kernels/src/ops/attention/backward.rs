@@ -8,16 +8,16 @@
 
 use std::ops::Range;
 
-use super::softmax::{dot, exp_minus, log_add_exp};
+use super::softmax::{LANES, dot, exp_minus, hide, log_add_exp};
 use super::visible::{AttentionSpec, Segment, Visibility, common};
-use super::{KEY_ROWS, QUERY_ROWS, Sizes, load};
+use super::{KEY_ROWS, QUERY_ROWS, Sizes, Tiled, load};
 use num_traits::Float as _;
 
 use crate::device::Device;
 use crate::dtype::{Float, Real};
 use crate::ledger::Category;
 use crate::ops::gemm::product::{View, block};
-use crate::ops::gemm::widen::rounded;
+use crate::ops::gemm::widen::{rounded, widened};
 use crate::ops::shared::SharedMut;
 use crate::tensor::Tensor;
 
@@ -60,14 +60,17 @@ pub fn attention_backward<T: Float>(
     let dsinks = sinks.map(|sinks| sink_gradients(sizes, sinks, &totals, &d_rows));
     let zeros = |x: &Tensor<T>| Tensor::<T::Acc>::zeros(device, x.shape(), Category::Activation);
     let (mut dq, mut dk, mut dv) = (zeros(q), zeros(k), zeros(v));
+    let (q_wide, k_wide, v_wide, dout_wide) = (widened(q), widened(k), widened(v), widened(dout));
+    let (k_sizes, v_sizes) = ((sizes.keys, sizes.kv_heads, sizes.d), (sizes.keys, sizes.kv_heads, sizes.dv));
     let pass = Pass {
         sizes,
         visibility: &visibility,
         scale: T::Acc::from_f64(spec.scale),
-        q: q.data(),
-        k: k.data(),
-        v: v.data(),
-        dout: dout.data(),
+        q: &q_wide,
+        k: Tiled::rows(device, &k_wide, k_sizes),
+        k_turned: Tiled::turned(device, &k_wide, k_sizes),
+        v_turned: Tiled::turned(device, &v_wide, v_sizes),
+        dout: &dout_wide,
         totals: totals.data(),
         d_rows: d_rows.data(),
         dq: SharedMut::new(dq.data_mut()),
@@ -118,19 +121,20 @@ fn sink_gradients<T: Float>(
     gradient
 }
 
-struct Pass<'a, T: Float> {
+struct Pass<'a, A: Real> {
     sizes: Sizes,
     visibility: &'a Visibility,
-    scale: T::Acc,
-    q: &'a [T],
-    k: &'a [T],
-    v: &'a [T],
-    dout: &'a [T],
-    totals: &'a [T::Acc],
-    d_rows: &'a [T::Acc],
-    dq: SharedMut<'a, T::Acc>,
-    dk: SharedMut<'a, T::Acc>,
-    dv: SharedMut<'a, T::Acc>,
+    scale: A,
+    q: &'a [A],
+    k: Tiled<A>,
+    k_turned: Tiled<A>,
+    v_turned: Tiled<A>,
+    dout: &'a [A],
+    totals: &'a [A],
+    d_rows: &'a [A],
+    dq: SharedMut<'a, A>,
+    dk: SharedMut<'a, A>,
+    dv: SharedMut<'a, A>,
 }
 
 /// What a task writes.
@@ -145,8 +149,6 @@ enum Target {
 struct Scratch<A: Real> {
     q: Tensor<A>,
     dout: Tensor<A>,
-    k: Tensor<A>,
-    v: Tensor<A>,
     probabilities: Tensor<A>,
     d_scores: Tensor<A>,
     dk: Tensor<A>,
@@ -160,8 +162,6 @@ impl<A: Real> Scratch<A> {
         Scratch {
             q: tensor(rows * sizes.d),
             dout: tensor(rows * sizes.dv),
-            k: tensor(KEY_ROWS * sizes.d),
-            v: tensor(KEY_ROWS * sizes.dv),
             probabilities: tensor(rows * KEY_ROWS),
             d_scores: tensor(rows * KEY_ROWS),
             dk: tensor(KEY_ROWS * sizes.d),
@@ -178,7 +178,7 @@ fn key_tiles(keys: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> 
         .map(move |first| common(&(first..first + KEY_ROWS), &keys))
 }
 
-impl<T: Float> Pass<'_, T> {
+impl<A: Real> Pass<'_, A> {
     fn run_all(&self, device: &Device, segments: &[Segment]) {
         let (pool, kv_heads) = (device.pool(), self.sizes.kv_heads);
         let whole = segments.len() * kv_heads;
@@ -212,13 +212,10 @@ impl<T: Float> Pass<'_, T> {
     ) {
         let Sizes { kv_heads, d, dv, .. } = self.sizes;
         let mut scratch = Scratch::new(device, self.sizes);
-        let one = num_traits::one();
         for tile in key_tiles(keys) {
             let n = tile.len();
-            load(&mut scratch.k.data_mut()[..n * d], self.k, (kv_heads, d), kv, tile.start, one);
-            load(&mut scratch.v.data_mut()[..n * dv], self.v, (kv_heads, dv), kv, tile.start, one);
-            scratch.dk.data_mut().fill(num_traits::zero());
-            scratch.dv.data_mut().fill(num_traits::zero());
+            scratch.dk.data_mut().fill(A::zero());
+            scratch.dv.data_mut().fill(A::zero());
             for block in segment.blocks().filter(|b| queries.start <= b.start && b.end <= queries.end) {
                 let seen = common(&tile, &self.visibility.keys_of(block.clone()));
                 if !seen.is_empty() {
@@ -241,7 +238,7 @@ impl<T: Float> Pass<'_, T> {
     /// `tile_start`.
     fn tile(
         &self,
-        scratch: &mut Scratch<T::Acc>,
+        scratch: &mut Scratch<A>,
         queries: Range<usize>,
         seen: Range<usize>,
         tile_start: usize,
@@ -249,8 +246,8 @@ impl<T: Float> Pass<'_, T> {
         target: Target,
     ) {
         let Sizes { heads, group, d, dv, .. } = self.sizes;
-        let (count, n, one) = (queries.len(), seen.len(), num_traits::one());
-        let (rows, skip) = (group * count, seen.start - tile_start);
+        let (count, n, one) = (queries.len(), seen.len(), A::one());
+        let (height, skip, stride) = (group * count, seen.start - tile_start, n.next_multiple_of(LANES));
         for hh in 0..group {
             let (head, first) = (kv * group + hh, queries.start);
             load(
@@ -264,15 +261,17 @@ impl<T: Float> Pass<'_, T> {
             let dout = &mut scratch.dout.data_mut()[hh * count * dv..][..count * dv];
             load(dout, self.dout, (heads, dv), head, first, one);
         }
-        let (q, k) = (scratch.q.data(), &scratch.k.data()[skip * d..]);
-        let (dout, v) = (scratch.dout.data(), &scratch.v.data()[skip * dv..]);
+        let (q, dout) = (View::rows(scratch.q.data(), d), View::rows(scratch.dout.data(), dv));
         let (p, ds) = (scratch.probabilities.data_mut(), scratch.d_scores.data_mut());
-        // SAFETY: the scratch belongs to this task; both tiles hold rows x n values.
+        let (k_turned, v_turned) = (self.k_turned.tile(kv, seen.start), self.v_turned.tile(kv, seen.start));
+        // SAFETY: the scratch belongs to this task; both tiles hold height x n values.
         unsafe {
-            block(rows, n, d, p.as_mut_ptr(), n, false, View::rows(q, d), View::transposed(k, d), one);
-            block(rows, n, dv, ds.as_mut_ptr(), n, false, View::rows(dout, dv), View::transposed(v, dv), one);
+            block((height, n, d), (p.as_mut_ptr(), stride), false, q, k_turned, one);
+            block((height, n, dv), (ds.as_mut_ptr(), stride), false, dout, v_turned, one);
         }
-        for (row, (p, ds)) in p[..rows * n].chunks_exact_mut(n).zip(ds.chunks_exact_mut(n)).enumerate() {
+        for (row, (p, ds)) in
+            p[..height * stride].chunks_exact_mut(stride).zip(ds.chunks_exact_mut(stride)).enumerate()
+        {
             let query = queries.start + row % count;
             let run = common(&self.visibility.of(query), &seen);
             let at = query * heads + kv * group + row / count;
@@ -283,20 +282,21 @@ impl<T: Float> Pass<'_, T> {
         if target != Target::Queries {
             let (dk_tile, dv_tile) = (scratch.dk.data_mut(), scratch.dv.data_mut());
             let (dk_tile, dv_tile) = (&mut dk_tile[skip * d..][..n * d], &mut dv_tile[skip * dv..][..n * dv]);
-            let (p, ds) = (View::transposed(p, n), View::transposed(ds, n));
+            let (p, ds) = (View::transposed(p, stride), View::transposed(ds, stride));
             // SAFETY: the scratch belongs to this task; the parts hold n rows.
             unsafe {
-                block(n, dv, rows, dv_tile.as_mut_ptr(), dv, true, p, View::rows(dout, dv), one);
-                block(n, d, rows, dk_tile.as_mut_ptr(), d, true, ds, View::rows(q, d), one);
+                block((n, dv, height), (dv_tile.as_mut_ptr(), dv), true, p, dout, one);
+                block((n, d, height), (dk_tile.as_mut_ptr(), d), true, ds, q, one);
             }
         }
         if target != Target::Keys {
+            let k = self.k.head(kv, seen.start);
             for hh in 0..group {
                 let at = (queries.start * heads + kv * group + hh) * d;
-                let out = self.dq.pointer(at, ((count - 1) * heads) * d + d);
-                let ds = View::rows(&ds[hh * count * n..], n);
+                let out = self.dq.pointer(at, (count - 1) * heads * d + d);
+                let ds = View::rows(&ds[hh * count * stride..], stride);
                 // SAFETY: one task at a time has these queries of this head as its target.
-                unsafe { block(count, d, n, out, heads * d, true, ds, View::rows(k, d), self.scale) };
+                unsafe { block((count, d, n), (out, heads * d), true, ds, k, self.scale) };
             }
         }
     }
@@ -304,13 +304,13 @@ impl<T: Float> Pass<'_, T> {
 
 /// Turns one row of scores into probabilities and of dO V^T into dS; both are 0 outside the visible run.
 fn tile_row<A: Real>(p: &mut [A], ds: &mut [A], run: Range<usize>, total: A, d: A) {
-    for hidden in [0..run.start, run.end..p.len()] {
-        p[hidden.clone()].fill(A::zero());
-        ds[hidden].fill(A::zero());
+    ds[..run.start].fill(A::zero());
+    ds[run.end..].fill(A::zero());
+    if run.is_empty() {
+        return p.fill(A::zero());
     }
-    let (p, ds) = (&mut p[run.clone()], &mut ds[run]);
-    exp_minus(p, total);
-    for (ds, p) in ds.iter_mut().zip(p) {
+    exp_minus(hide(p, run.clone()), total);
+    for (ds, p) in ds[run.clone()].iter_mut().zip(&p[run]) {
         *ds = *p * (*ds - d);
     }
 }

@@ -1,39 +1,62 @@
 //! The row arithmetic of the running softmax, in lanes of fixed number so that the order of a sum is fixed and
 //! the compiler can keep it in vector registers.
 
+use std::ops::Range;
+
 use crate::dtype::{Float, Real};
 
-const LANES: usize = 16;
+/// Values that are handled together.
+pub(super) const LANES: usize = 16;
 
-/// Largest value (-inf for none; NaN values are passed over).
-#[inline]
-pub(super) fn largest<A: Real>(values: &[A]) -> A {
-    let mut best = [A::neg_infinity(); LANES];
-    let (chunks, rest) = values.as_chunks::<LANES>();
-    for chunk in chunks {
-        for (b, x) in best.iter_mut().zip(chunk) {
-            *b = if *x > *b { *x } else { *b };
+/// Joins the lanes pair by pair.
+#[inline(always)]
+fn fold<A: Real>(mut lanes: [A; LANES], join: impl Fn(A, A) -> A) -> A {
+    let mut half = LANES / 2;
+    while half > 0 {
+        for i in 0..half {
+            lanes[i] = join(lanes[i], lanes[i + half]);
         }
+        half /= 2;
     }
-    best.iter().chain(rest).fold(A::neg_infinity(), |b, x| if *x > b { *x } else { b })
+    lanes[0]
 }
 
-/// Replaces every x by e^(x - shift) and returns their sum.
+/// Hides what lies outside `run` in a row whose length is a multiple of `LANES`: -inf in the groups of lanes that
+/// the run touches, which are returned, and 0 in the others.
+#[inline]
+pub(super) fn hide<A: Real>(row: &mut [A], run: Range<usize>) -> &mut [A] {
+    let touched = run.start / LANES * LANES..run.end.next_multiple_of(LANES).min(row.len());
+    row[..touched.start].fill(A::zero());
+    row[touched.end..].fill(A::zero());
+    row[touched.start..run.start].fill(A::neg_infinity());
+    row[run.end..touched.end].fill(A::neg_infinity());
+    &mut row[touched]
+}
+
+/// Largest value of whole groups of lanes (-inf for none; NaN values are passed over).
+#[inline]
+pub(super) fn largest<A: Real>(values: &[A]) -> A {
+    let greater = |a: A, b: A| if b > a { b } else { a };
+    let mut best = [A::neg_infinity(); LANES];
+    for chunk in values.as_chunks::<LANES>().0 {
+        for (b, x) in best.iter_mut().zip(chunk) {
+            *b = greater(*b, *x);
+        }
+    }
+    fold(best, greater)
+}
+
+/// Replaces every x of whole groups of lanes by e^(x - shift) and returns their sum.
 #[inline]
 pub(super) fn exp_minus<A: Real>(values: &mut [A], shift: A) -> A {
     let mut sums = [A::zero(); LANES];
-    let (chunks, rest) = values.as_chunks_mut::<LANES>();
-    for chunk in chunks {
+    for chunk in values.as_chunks_mut::<LANES>().0 {
         for (sum, x) in sums.iter_mut().zip(chunk) {
             *x = (*x - shift).fast_exp();
             *sum += *x;
         }
     }
-    for (sum, x) in sums.iter_mut().zip(rest) {
-        *x = (*x - shift).fast_exp();
-        *sum += *x;
-    }
-    sums.into_iter().sum()
+    fold(sums, |a, b| a + b)
 }
 
 /// Sum of the products of two rows, widened.
@@ -45,7 +68,7 @@ pub(super) fn dot<T: Float>(a: &[T], b: &[T]) -> T::Acc {
             *sum += a.to_acc() * b.to_acc();
         }
     }
-    sums.into_iter().sum()
+    fold(sums, |a, b| a + b)
 }
 
 /// ln(e^a + e^b), exact where one is -inf.

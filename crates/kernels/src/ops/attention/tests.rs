@@ -5,7 +5,7 @@ use half::bf16;
 
 use super::*;
 use crate::check::{assert_close, numeric_gradient};
-use crate::device::Device;
+use crate::dtype::Float;
 use crate::ledger::Category;
 use crate::ops::gemm::tests::{normal, wide};
 

@@ -1,12 +1,20 @@
 //! The engine under all matrix products: a list of products C = [C +] A B that write disjoint parts of one
 //! buffer, cut into blocks of rows and columns that the threads share. Stands on the crate `gemm`, one thread a
 //! block. The cut depends on the sizes alone, so the bits of the result do not depend on the thread count.
+//!
+//! Blocks are narrow and tall: at 128 columns the library's own packing stays in the second-level cache
+//! (measured: 94 to 97 % of the peak of multiply-adds, against 85 to 90 % at full width). A transposed B (y = x
+//! w^T) is turned block by block first, since the library packs it element by element, which costs a third of
+//! the rate where the rows are few.
 
 use gemm::Parallelism;
 
 use crate::device::Device;
 use crate::dtype::Real;
+use crate::ledger::Category;
+use crate::ops::gemm::transpose::transpose;
 use crate::ops::shared::SharedMut;
+use crate::tensor::Tensor;
 
 /// A strided matrix over borrowed values: element (i, j) is `data[i * row + j * column]`.
 #[derive(Clone, Copy)]
@@ -51,14 +59,43 @@ pub(crate) struct Product<'a, A> {
     pub c_offset: usize,
 }
 
-const BLOCK_ROWS: usize = 256;
-const BLOCK_COLUMNS: usize = 512;
+/// Columns of a block.
+const BLOCK_COLUMNS: usize = 128;
+/// Rows of a block are a multiple of this, so that the library's tiles are whole.
+const ROW_STEP: usize = 16;
+/// Blocks of all products together that the cut aims at, as long as a block is neither too small to pay for its
+/// start nor too large to balance (multiply-adds).
+const AIMED_BLOCKS: usize = 16;
+const SMALLEST_BLOCK: usize = 8 << 20;
+const LARGEST_BLOCK: usize = 64 << 20;
 
 /// A block of one product.
 struct Block {
     product: usize,
     row: usize,
+    rows: usize,
     column: usize,
+    columns: usize,
+}
+
+/// Cuts the products into blocks, a pure function of their sizes.
+fn cut<A>(products: &[Product<'_, A>]) -> Vec<Block> {
+    let work = |p: &Product<'_, A>| p.m * p.n * p.k.max(1);
+    let total: usize = products.iter().map(work).sum();
+    let aim = (total / AIMED_BLOCKS).clamp(SMALLEST_BLOCK, LARGEST_BLOCK);
+    let mut blocks = Vec::new();
+    for (product, p) in products.iter().enumerate().filter(|(_, p)| p.m > 0 && p.n > 0) {
+        let width = p.n.min(BLOCK_COLUMNS);
+        let rows = (aim / (width * p.k.max(1))).max(1).next_multiple_of(ROW_STEP);
+        // Parts of equal height rather than full ones and a rest.
+        let rows = p.m.div_ceil(p.m.div_ceil(rows)).next_multiple_of(ROW_STEP);
+        for column in (0..p.n).step_by(BLOCK_COLUMNS) {
+            let columns = (p.n - column).min(BLOCK_COLUMNS);
+            let block = |row| Block { product, row, rows: rows.min(p.m - row), column, columns };
+            blocks.extend((0..p.m).step_by(rows).map(block));
+        }
+    }
+    blocks
 }
 
 /// Does all products into `c`, whose rows are `c_stride` elements apart.
@@ -72,47 +109,31 @@ pub(crate) fn run<A: Real>(
     c_stride: usize,
     accumulate: bool,
 ) {
-    let mut blocks = Vec::new();
     let mut free_from = 0;
-    for (index, p) in products.iter().enumerate() {
-        if p.m == 0 || p.n == 0 {
-            continue;
-        }
+    for p in products.iter().filter(|p| p.m > 0 && p.n > 0) {
         p.a.check(p.m, p.k);
         p.b.check(p.k, p.n);
         assert!(p.c_offset >= free_from && p.n <= c_stride, "results overlap");
         free_from = p.c_offset + (p.m - 1) * c_stride + p.n;
         assert!(free_from <= c.len(), "a result of {} x {} passes {} values", p.m, p.n, c.len());
-        for row in (0..p.m).step_by(BLOCK_ROWS) {
-            blocks.extend((0..p.n).step_by(BLOCK_COLUMNS).map(|column| Block {
-                product: index,
-                row,
-                column,
-            }));
-        }
     }
+    let blocks = cut(products);
     let c = SharedMut::new(c);
     device.pool().for_each(blocks.len(), |i| {
-        let Block { product, row, column } = blocks[i];
+        let Block { product, row, rows, column, columns } = blocks[i];
         let p = &products[product];
-        let (m, n) = ((p.m - row).min(BLOCK_ROWS), (p.n - column).min(BLOCK_COLUMNS));
-        let a = &p.a.data[(row * p.a.row).min(p.a.data.len())..];
-        let b = &p.b.data[(column * p.b.column).min(p.b.data.len())..];
+        let a = View { data: &p.a.data[(row * p.a.row).min(p.a.data.len())..], ..p.a };
+        let b = View { data: &p.b.data[(column * p.b.column).min(p.b.data.len())..], ..p.b };
+        let first = p.c_offset + row * c_stride + column;
+        let out = c.pointer(first, (rows - 1) * c_stride + columns);
+        let turned = (b.row == 1 && b.column > 1 && p.k > 0).then(|| {
+            let mut turned = Tensor::empty(device, [p.k, columns], Category::Workspace);
+            transpose((turned.data_mut(), columns), (b.data, b.column), columns, p.k);
+            turned
+        });
+        let b = turned.as_ref().map_or(b, |turned| View::rows(turned.data(), columns));
         // SAFETY: blocks of one product are disjoint, results of several too, and all lie inside `c`.
-        unsafe {
-            let c = c.pointer(p.c_offset + row * c_stride + column, (m - 1) * c_stride + n);
-            block(
-                m,
-                n,
-                p.k,
-                c,
-                c_stride,
-                accumulate,
-                View { data: a, ..p.a },
-                View { data: b, ..p.b },
-                A::one(),
-            );
-        }
+        unsafe { block((rows, columns, p.k), (out, c_stride), accumulate, a, b, A::one()) };
     });
 }
 
@@ -120,13 +141,9 @@ pub(crate) fn run<A: Real>(
 ///
 /// # Safety
 /// `c` is valid for reads and writes of `m` rows of `n` elements, `c_stride` apart, and nothing else uses them.
-#[expect(clippy::too_many_arguments, reason = "the usual arguments of a matrix product")]
 pub(crate) unsafe fn block<A: Real>(
-    m: usize,
-    n: usize,
-    k: usize,
-    c: *mut A,
-    c_stride: usize,
+    (m, n, k): (usize, usize, usize),
+    (c, c_stride): (*mut A, usize),
     accumulate: bool,
     a: View<'_, A>,
     b: View<'_, A>,
