@@ -60,7 +60,7 @@ pub type DispatchBackwardStarted<T> = Started<(Tensor<T>, Tensor<<T as Float>::A
 pub struct Dispatched<T: Float> {
     /// Token rows by local expert, inside by source rank, then token rising: [r, d].
     pub x_rd: Tensor<T>,
-    /// Weight of each row, 0 for a zero row: [r].
+    /// Weight of each row, 0 for a zero row: `[r]`.
     pub weights_r: Tensor<T::Acc>,
     /// Rows of each local expert.
     pub counts_l: Vec<usize>,
@@ -242,7 +242,7 @@ pub trait Dispatcher<T: Float>: Send + Sync {
         handle: &Handle<T>,
     ) -> Result<CombineStarted<T>, DispatchError>;
 
-    /// Starts to bring the gradients of the experts' input rows [r, d] and of their weights [r] back.
+    /// Starts to bring the gradients of the experts' input rows [r, d] and of their weights `[r]` back.
     ///
     /// # Errors
     /// As [`Dispatcher::combine_begin`].

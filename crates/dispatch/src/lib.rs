@@ -1,7 +1,7 @@
 //! Tokens to their experts and back. Knows neither the router that chose the experts nor what an expert
 //! computes.
 //!
-//! A [`Routing`] says which experts each token of a rank goes to and with what weight; [`capacity`] drops
+//! A [`Routing`] says which experts each token of a rank goes to and with what weight; [`mod@capacity`] drops
 //! from it; a [`Dispatcher`] brings the rows to the experts' ranks and the results back, forward and
 //! backward. Four of them return the same rows in the same order: [`Local`], [`AllGather`], [`AllToAll`],
 //! [`Direct`]. The integers behind them are pure ([`plan`], [`routes`], [`traffic`]), and [`oracle`] restates

@@ -28,11 +28,11 @@ pub type Origin = Option<(usize, usize, usize)>;
 pub struct Received {
     /// Token rows by local expert, [r, d].
     pub x_rd: Vec<f64>,
-    /// Weights, [r].
+    /// Weights, `[r]`.
     pub weights_r: Vec<f64>,
     /// Rows of each local expert.
     pub counts_l: Vec<usize>,
-    /// Origin of each row, [r].
+    /// Origin of each row, `[r]`.
     pub origins_r: Vec<Origin>,
 }
 

@@ -118,7 +118,7 @@ impl Routes {
 /// The gathers that bring the weights along; used once, in the forward.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WeightRoutes {
-    /// Weights of the send buffer, out of [slots].
+    /// Weights of the send buffer, out of `[slots]`.
     pub pack: Gather,
     /// Weights by local expert, from the same sources as the rows, slots instead of tokens.
     pub place: Gather,

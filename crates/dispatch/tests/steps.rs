@@ -4,7 +4,10 @@
 
 mod world;
 
-use plica_comm::{LaunchOptions, Purpose, RankContext, Recorder, run_ranks};
+use std::time::Duration;
+
+use plica_comm::record::Delay;
+use plica_comm::{LaunchOptions, Purpose, RankContext, RecordOptions, Recorder, run_ranks};
 use plica_dispatch::bench::{BenchOptions, bench};
 use plica_dispatch::capacity::{Capacity, Policy, Scope, keep_mask};
 use plica_dispatch::grid::ExpertGrid;
@@ -21,6 +24,14 @@ type Outcome = Result<(), DispatchError>;
 /// Runs `f` on every rank of a grid.
 fn on_ranks(grid: ExpertGrid, f: impl Fn(&RankContext) -> Outcome + Sync) {
     run_ranks(grid.ranks(), LaunchOptions::default(), |context| f(&context)).unwrap();
+}
+
+/// The same with a seeded delay before every operation of every rank, so that ranks come in any order.
+fn on_late_ranks(grid: ExpertGrid, seed: u64, f: impl Fn(&RankContext) -> Outcome + Sync) {
+    let delay = Some(Delay { seed, max: Duration::from_micros(300) });
+    let record = RecordOptions { delay, ..RecordOptions::default() };
+    let options = LaunchOptions { record, ..LaunchOptions::default() };
+    run_ranks(grid.ranks(), options, |context| f(&context)).unwrap();
 }
 
 /// A world whose ranks have these tokens; every slot draws its expert, some are empty.
@@ -53,7 +64,7 @@ fn two_micro_batches_in_flight() {
             drawn(grid, 2, &[4, 0, 6, 1][..grid.ranks()], 32, true),
         ];
         let expected = [worlds[0].expected(), worlds[1].expected()];
-        on_ranks(grid, |context| {
+        let run = |context: &RankContext| {
             let (rank, device) = (context.rank, &context.device);
             for dispatcher in dispatchers::<f64>(&mesh(context, &grid), grid.experts()) {
                 in_flight(
@@ -65,7 +76,9 @@ fn two_micro_batches_in_flight() {
                 )?;
             }
             Ok(())
-        });
+        };
+        on_ranks(grid, run);
+        (0..4).for_each(|seed| on_late_ranks(grid, seed, run));
     }
 }
 
