@@ -12,14 +12,14 @@ use num_traits::{One as _, Zero as _};
 
 use crate::dtype::{Float, Real};
 use crate::ledger::Category;
-use crate::ops::fastmath::FastMath;
+use crate::ops::fastmath::{FastMath, sum_in_lanes};
+use crate::ops::shared::SharedMut;
 use crate::tensor::Tensor;
 
 /// Elements that are worth a task of their own.
 const GRAIN: usize = 1 << 13;
-/// Partial sums of a row, so that the compiler can keep them in one vector register.
-const LANES: usize = 16;
-
+/// Elements whose products wait for their sum.
+const PIECE: usize = 128;
 /// The two halves of a gated unit and how they meet.
 trait Gated<A> {
     /// Activation of one pair, without the row's weight.
@@ -197,18 +197,12 @@ fn gated_backward<T: Float, G: Gated<T::Acc> + Sync>(
     let mut d_weights = Tensor::zeros(device, [rows], Category::Activation);
     if f > 0 {
         let weights = weights.data();
-        // Both outputs are cut at the same rows: each task gets one row of one and one element of the other.
-        let step = grain_rows(f);
-        let outputs =
-            d_gate_up.data_mut().chunks_mut(step * 2 * f).zip(d_weights.data_mut().chunks_mut(step));
-        let tasks: Vec<_> = outputs.map(std::sync::Mutex::new).collect();
-        device.pool().for_each(tasks.len(), |task| {
-            let mut guard = tasks[task].lock().expect("a task is run once");
-            let (d_rows, d_weight_rows) = &mut *guard;
-            for (i, (d_row, d_weight)) in
-                d_rows.chunks_exact_mut(2 * f).zip(d_weight_rows.iter_mut()).enumerate()
-            {
-                let row = task * step + i;
+        let d_weight_rows = SharedMut::new(d_weights.data_mut());
+        device.pool().for_rows_mut(d_gate_up.data_mut(), 2 * f, grain_rows(f), |first, out| {
+            // SAFETY: every row belongs to one task.
+            let d_weight_rows = unsafe { d_weight_rows.part(first, out.len() / (2 * f)) };
+            for (i, (d_row, d_weight)) in out.chunks_exact_mut(2 * f).zip(d_weight_rows).enumerate() {
+                let row = first + i;
                 let (pair, dh_row) = (&input[row * 2 * f..][..2 * f], &dh[row * f..][..f]);
                 *d_weight = backward_row(unit, d_row, pair, dh_row, weights[row]);
             }
@@ -227,35 +221,39 @@ fn backward_row<T: Float, G: Gated<T::Acc>>(
     weight: T::Acc,
 ) -> T::Acc {
     let f = dh_row.len();
-    let mut sums = [T::Acc::zero(); LANES];
-    if G::INTERLEAVED {
-        for (i, ((d, gu), dh)) in d_row.chunks_exact_mut(2).zip(pair.chunks_exact(2)).zip(dh_row).enumerate()
-        {
-            let (h, by_gate, by_up) = unit.derivatives(gu[0].to_acc(), gu[1].to_acc());
-            let dh = dh.to_acc();
-            d[0] = T::from_acc(dh * weight * by_gate);
-            d[1] = T::from_acc(dh * weight * by_up);
-            sums[i % LANES] += dh * h;
-        }
-    } else {
-        let ((gate, up), (d_gate, d_up)) = (pair.split_at(f), d_row.split_at_mut(f));
-        let mut start = 0;
-        while start < f {
-            let end = (start + LANES).min(f);
-            let range = start..end;
-            let inputs = gate[range.clone()].iter().zip(&up[range.clone()]).zip(&dh_row[range.clone()]);
-            let outputs = d_gate[range.clone()].iter_mut().zip(&mut d_up[range]);
-            for (((g, u), dh), ((dg, du), sum)) in inputs.zip(outputs.zip(&mut sums)) {
+    let mut sum = T::Acc::zero();
+    // The products are summed after each piece, so that the loop that makes them has nothing to carry.
+    let mut products = [T::Acc::zero(); PIECE];
+    for start in (0..f).step_by(PIECE) {
+        let end = (start + PIECE).min(f);
+        let (dh_piece, products) = (&dh_row[start..end], &mut products[..end - start]);
+        if G::INTERLEAVED {
+            let pairs = pair[2 * start..2 * end].chunks_exact(2);
+            let outputs = d_row[2 * start..2 * end].chunks_exact_mut(2);
+            for (((gu, dh), d), product) in pairs.zip(dh_piece).zip(outputs).zip(&mut *products) {
+                let (h, by_gate, by_up) = unit.derivatives(gu[0].to_acc(), gu[1].to_acc());
+                let dh = dh.to_acc();
+                d[0] = T::from_acc(dh * weight * by_gate);
+                d[1] = T::from_acc(dh * weight * by_up);
+                *product = dh * h;
+            }
+        } else {
+            let (gate, up) = (&pair[start..end], &pair[f + start..f + end]);
+            let (d_gate, d_up) = d_row.split_at_mut(f);
+            let outputs = d_gate[start..end].iter_mut().zip(&mut d_up[start..end]);
+            for ((((g, u), dh), (dg, du)), product) in
+                gate.iter().zip(up).zip(dh_piece).zip(outputs).zip(&mut *products)
+            {
                 let (h, by_gate, by_up) = unit.derivatives(g.to_acc(), u.to_acc());
                 let dh = dh.to_acc();
                 *dg = T::from_acc(dh * weight * by_gate);
                 *du = T::from_acc(dh * weight * by_up);
-                *sum += dh * h;
+                *product = dh * h;
             }
-            start = end;
         }
+        sum += sum_in_lanes(products);
     }
-    sums.into_iter().sum()
+    sum
 }
 
 /// y = f(x) for every element.

@@ -108,6 +108,37 @@ impl FastMath for f64 {
     }
 }
 
+/// Partial sums that inner loops keep, so that the order of a sum is fixed and a vector register can hold them.
+pub(crate) const LANES: usize = 16;
+
+/// Joins lanes pair by pair. Not inlined: otherwise the compiler arranges the loop before it for these pairs
+/// instead of for whole registers.
+#[inline(never)]
+pub(crate) fn fold_lanes<A: Copy>(lanes: &[A; LANES], join: impl Fn(A, A) -> A) -> A {
+    let mut lanes = *lanes;
+    let mut half = LANES / 2;
+    while half > 0 {
+        for i in 0..half {
+            lanes[i] = join(lanes[i], lanes[i + half]);
+        }
+        half /= 2;
+    }
+    lanes[0]
+}
+
+/// Sum of some values, in lanes.
+#[inline(never)]
+pub(crate) fn sum_in_lanes<A: Copy + num_traits::Zero>(values: &[A]) -> A {
+    let mut sums = [A::zero(); LANES];
+    let (chunks, rest) = values.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (sum, x) in sums.iter_mut().zip(chunk) {
+            *sum = *sum + *x;
+        }
+    }
+    rest.iter().fold(fold_lanes(&sums, |a, b| a + b), |sum, x| sum + *x)
+}
+
 /// Replaces every x by e^x.
 pub fn exp_in_place<A: FastMath>(values: &mut [A]) {
     for x in values {

@@ -74,9 +74,9 @@ pub fn matmul_nn_add<T: Float, U: Float<Acc = T::Acc>, W: Float<Acc = T::Acc>>(
         return nn_into(dy_mn, w_nk, dx, true);
     }
     let mut sum = Tensor::empty(dx_mk.device(), dx_mk.shape(), Category::Workspace);
-    sum.data_mut().iter_mut().zip(dx_mk.data()).for_each(|(s, x)| *s = x.to_acc());
+    widen::widen_into(sum.data_mut(), dx_mk);
     nn_into(dy_mn, w_nk, &mut sum, true);
-    dx_mk.data_mut().iter_mut().zip(sum.data()).for_each(|(x, s)| *x = T::from_acc(*s));
+    widen::round_into(dx_mk, &sum);
 }
 
 fn nn_into<U: Float, W: Float<Acc = U::Acc>>(

@@ -156,7 +156,7 @@ fn advance<A: Real>(running: &mut Running<A>, scores: &mut [A], run: Range<usize
     let tile = largest(scores);
     if tile > old {
         running.largest = tile;
-        let shrink = (old - tile).exp();
+        let shrink = (old - tile).fast_exp();
         running.sum *= shrink;
         sums.iter_mut().for_each(|x| *x *= shrink);
     }

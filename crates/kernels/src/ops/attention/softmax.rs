@@ -4,22 +4,8 @@
 use std::ops::Range;
 
 use crate::dtype::{Float, Real};
-
-/// Values that are handled together.
-pub(super) const LANES: usize = 16;
-
-/// Joins the lanes pair by pair.
-#[inline(always)]
-fn fold<A: Real>(mut lanes: [A; LANES], join: impl Fn(A, A) -> A) -> A {
-    let mut half = LANES / 2;
-    while half > 0 {
-        for i in 0..half {
-            lanes[i] = join(lanes[i], lanes[i + half]);
-        }
-        half /= 2;
-    }
-    lanes[0]
-}
+pub(super) use crate::ops::fastmath::LANES;
+use crate::ops::fastmath::fold_lanes;
 
 /// Hides what lies outside `run` in a row whose length is a multiple of `LANES`: -inf in the groups of lanes that
 /// the run touches, which are returned, and 0 in the others.
@@ -43,11 +29,12 @@ pub(super) fn largest<A: Real>(values: &[A]) -> A {
             *b = greater(*b, *x);
         }
     }
-    fold(best, greater)
+    fold_lanes(&best, greater)
 }
 
-/// Replaces every x of whole groups of lanes by e^(x - shift) and returns their sum.
-#[inline]
+/// Replaces every x of whole groups of lanes by e^(x - shift) and returns their sum. Not inlined, so that its
+/// constants and sums have the registers to themselves.
+#[inline(never)]
 pub(super) fn exp_minus<A: Real>(values: &mut [A], shift: A) -> A {
     let mut sums = [A::zero(); LANES];
     for chunk in values.as_chunks_mut::<LANES>().0 {
@@ -56,7 +43,7 @@ pub(super) fn exp_minus<A: Real>(values: &mut [A], shift: A) -> A {
             *sum += *x;
         }
     }
-    fold(sums, |a, b| a + b)
+    fold_lanes(&sums, |a, b| a + b)
 }
 
 /// Sum of the products of two rows, widened.
@@ -68,7 +55,7 @@ pub(super) fn dot<T: Float>(a: &[T], b: &[T]) -> T::Acc {
             *sum += a.to_acc() * b.to_acc();
         }
     }
-    fold(sums, |a, b| a + b)
+    fold_lanes(&sums, |a, b| a + b)
 }
 
 /// ln(e^a + e^b), exact where one is -inf.

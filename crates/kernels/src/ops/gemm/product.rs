@@ -67,7 +67,9 @@ const ROW_STEP: usize = 16;
 /// start nor too large to balance (multiply-adds).
 const AIMED_BLOCKS: usize = 16;
 const SMALLEST_BLOCK: usize = 8 << 20;
-const LARGEST_BLOCK: usize = 64 << 20;
+const LARGEST_BLOCK: usize = 128 << 20;
+/// Rows below which a block is not cut: the library's packing of B would cost too much a row.
+const SMALLEST_ROWS: usize = 256;
 
 /// A block of one product.
 struct Block {
@@ -86,7 +88,7 @@ fn cut<A>(products: &[Product<'_, A>]) -> Vec<Block> {
     let mut blocks = Vec::new();
     for (product, p) in products.iter().enumerate().filter(|(_, p)| p.m > 0 && p.n > 0) {
         let width = p.n.min(BLOCK_COLUMNS);
-        let rows = (aim / (width * p.k.max(1))).max(1).next_multiple_of(ROW_STEP);
+        let rows = (aim / (width * p.k.max(1))).max(SMALLEST_ROWS);
         // Parts of equal height rather than full ones and a rest.
         let rows = p.m.div_ceil(p.m.div_ceil(rows)).next_multiple_of(ROW_STEP);
         for column in (0..p.n).step_by(BLOCK_COLUMNS) {

@@ -40,13 +40,28 @@ pub(crate) fn widened<T: Float>(x: &Tensor<T>) -> Widened<'_, T> {
         return Widened::Same(bytemuck::cast_slice(x.data()));
     }
     let mut copy = Tensor::empty(x.device(), x.shape(), Category::Workspace);
+    widen_into(copy.data_mut(), x);
+    Widened::Copy(copy)
+}
+
+/// Writes the widened values of `x`.
+pub(crate) fn widen_into<T: Float>(out: &mut [T::Acc], x: &Tensor<T>) {
     let values = x.data();
-    x.device().pool().for_rows_mut(copy.data_mut(), 1, GRAIN, |first, out| {
+    x.device().pool().for_rows_mut(out, 1, GRAIN, |first, out| {
         for (wide, narrow) in out.iter_mut().zip(&values[first..]) {
             *wide = narrow.to_acc();
         }
     });
-    Widened::Copy(copy)
+}
+
+/// Writes the rounded values of `x`.
+pub(crate) fn round_into<T: Float>(out: &mut Tensor<T>, x: &Tensor<T::Acc>) {
+    let values = x.data();
+    x.device().pool().for_rows_mut(out.data_mut(), 1, GRAIN, |first, rows| {
+        for (narrow, wide) in rows.iter_mut().zip(&values[first..]) {
+            *narrow = T::from_acc(*wide);
+        }
+    });
 }
 
 /// The tensor itself, seen in its accumulator type, where that is its own type.
@@ -63,11 +78,6 @@ pub(crate) fn rounded<T: Float>(x: Tensor<T::Acc>) -> Tensor<T> {
     }
     let x = x.with_category(Category::Workspace);
     let mut out = Tensor::empty(x.device(), x.shape(), Category::Activation);
-    let values = x.data();
-    x.device().pool().for_rows_mut(out.data_mut(), 1, GRAIN, |first, rows| {
-        for (narrow, wide) in rows.iter_mut().zip(&values[first..]) {
-            *narrow = T::from_acc(*wide);
-        }
-    });
+    round_into(&mut out, &x);
     out
 }
