@@ -29,7 +29,7 @@ pub struct AttentionGrads<T: Float> {
     pub dk: Tensor<T>,
     /// By v, [t, kv, dv].
     pub dv: Tensor<T>,
-    /// By the sinks, [h], where there are sinks.
+    /// By the sinks, `[h]`, where there are sinks.
     pub dsinks: Option<Tensor<T::Acc>>,
 }
 

@@ -13,7 +13,7 @@ use crate::ops::gemm::widen::{rounded, widened};
 use crate::ops::shared::SharedMut;
 use crate::tensor::Tensor;
 
-/// Attention of all rows: out [t, h, dv] and lse [t, h]. `sinks` is [h].
+/// Attention of all rows: out [t, h, dv] and lse [t, h]. `sinks` is `[h]`.
 ///
 /// # Panics
 /// When shapes do not fit each other or the documents the rows.

@@ -55,7 +55,7 @@ pub fn merge<A: Real>(
     (out, lse)
 }
 
-/// Puts the sinks [h] into the denominator of a finished, merged output: out *= e^lse / (e^lse + e^sink). The
+/// Puts the sinks `[h]` into the denominator of a finished, merged output: out *= e^lse / (e^lse + e^sink). The
 /// log-sum-exp stays without the sink.
 ///
 /// # Panics
