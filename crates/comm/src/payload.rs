@@ -141,6 +141,12 @@ impl Payload {
         with_tensor!(self, x => x.size_bytes())
     }
 
+    /// The same elements in a buffer of another device.
+    pub(crate) fn copied_to(&self, device: &Device) -> Payload {
+        let whole = [(self, 0..self.len())];
+        Payload::concat(device, self.shape(), self.dtype(), &whole)
+    }
+
     /// A view of the same elements under another shape.
     pub(crate) fn reshape(self, shape: Shape) -> Payload {
         with_tensor!(self, x => Message::wrap(x.reshape(shape)))

@@ -21,11 +21,16 @@ use crate::error::{CommError, Mismatch, Waiting};
 use crate::matching::check_request;
 use crate::record::Recorder;
 use operating::{LocalStarted, Operating};
+use plica_kernels::Device;
 use slot::{Entry, Slot};
 use wait::Signal;
 
 /// All-reduces of at least this many bytes, over more than two ranks, go in two phases.
 pub const TWO_PHASE_BYTES: u64 = 128 * 1024;
+
+/// Inputs of at most this many bytes are copied into a buffer of the transport when the operation starts, so that
+/// their rank need not wait until the others have read them (the eager protocol of MPI libraries).
+pub const EAGER_BYTES: u64 = 16 * 1024;
 
 /// Settings of the ranks of one process.
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +66,8 @@ pub(crate) struct World {
     has_ended: AtomicBool,
     abort: Mutex<Option<Abort>>,
     options: LocalOptions,
+    /// Holds the copies of small inputs: memory of the transport, in no rank's ledger.
+    transport: Device,
 }
 
 /// What the members of a group share. Found by (name, members), so that creating one sends nothing.
@@ -99,6 +106,7 @@ impl World {
             has_ended: AtomicBool::new(false),
             abort: Mutex::default(),
             options,
+            transport: Device::cpu(1),
         })
     }
 
@@ -241,6 +249,8 @@ impl Communicator for LocalCommunicator {
         let operating = Arc::new(Operating::new(self, key, slot.clone(), party, &request));
         if fault.is_some() {
             request.payload = None; // nobody will read it
+        } else if !operating.lends() && request.operation != Operation::Expose {
+            request.payload = request.payload.map(|payload| payload.copied_to(&self.world.transport));
         }
         let name_pair = |pair: [(usize, &Request); 2], rule| Mismatch {
             group: self.hub.name.clone(),
@@ -249,7 +259,7 @@ impl Communicator for LocalCommunicator {
             requests: pair.map(|(_, request)| request.describe()),
             rule,
         };
-        if slot.arrive(party, Entry { request, fault }, name_pair) {
+        if slot.arrive(party, Entry { request, fault, lends: operating.lends() }, name_pair) {
             self.hub.tell(&self.world, &slot);
         }
         lock(&self.world.ranks[self.global_rank()].active).push(operating.clone());

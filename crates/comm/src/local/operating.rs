@@ -10,7 +10,7 @@ use crate::movement;
 use crate::payload::Payload;
 
 use super::slot::{Slot, Stage};
-use super::{Hub, LocalCommunicator, SlotKey, TWO_PHASE_BYTES, World, lock};
+use super::{EAGER_BYTES, Hub, LocalCommunicator, SlotKey, TWO_PHASE_BYTES, World, lock};
 
 #[derive(Debug)]
 enum State {
@@ -58,7 +58,7 @@ impl Operating {
             hub: communicator.hub.clone(),
             rank: communicator.global_rank(),
             two_phases: reduces && bytes >= TWO_PHASE_BYTES && communicator.hub.members.len() > 2,
-            lends: request.payload.is_some() && request.operation != Operation::Expose,
+            lends: bytes > EAGER_BYTES && request.operation != Operation::Expose,
             slot,
             key,
             party,
@@ -67,6 +67,11 @@ impl Operating {
             bytes,
             state: Mutex::new(State::Arrived),
         }
+    }
+
+    /// Whether the own input is read in place, and not from a copy of the transport.
+    pub(super) fn lends(&self) -> bool {
+        self.lends
     }
 
     /// Does what can be done without waiting. Whether the own output is there (or nobody wants it).
@@ -121,12 +126,14 @@ impl Operating {
 
     /// The own part is over; the last one clears the rendezvous away.
     fn leave(&self, settle: bool) {
-        if settle && self.slot.settle(self.party, None) {
+        if settle && self.slot.settle(self.party, None) && self.two_phases {
             self.hub.tell(&self.world, &self.slot);
         }
         if self.slot.leave(self.party) {
             lock(&self.hub.slots).remove(&self.key);
-            self.hub.tell(&self.world, &self.slot);
+            if self.slot.is_lent() {
+                self.hub.tell(&self.world, &self.slot);
+            }
         }
     }
 

@@ -30,6 +30,8 @@ pub(super) struct Entry {
     pub(super) request: Request,
     /// Why the request is wrong by itself.
     pub(super) fault: Option<String>,
+    /// Whether its rank waits until nobody reads the input any more.
+    pub(super) lends: bool,
 }
 
 #[derive(Debug)]
@@ -44,6 +46,8 @@ pub(super) struct Slot {
     done: Vec<AtomicBool>,
     done_count: AtomicUsize,
     stage: AtomicU8,
+    /// Whether somebody waits for the release.
+    lent: AtomicBool,
 }
 
 impl Slot {
@@ -57,6 +61,7 @@ impl Slot {
             done: (0..n).map(|_| AtomicBool::new(false)).collect(),
             done_count: AtomicUsize::new(0),
             stage: AtomicU8::new(Stage::Gathering as u8),
+            lent: AtomicBool::new(false),
             parties,
         }
     }
@@ -85,6 +90,7 @@ impl Slot {
     ) -> bool {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         assert!(entries[party].is_none(), "a party arrives once");
+        self.lent.fetch_or(entry.lends, Ordering::SeqCst);
         entries[party] = Some(entry);
         if entries.iter().any(Option::is_none) {
             return false;
@@ -162,6 +168,11 @@ impl Slot {
         self.published.write().unwrap_or_else(PoisonError::into_inner).clear();
         self.stage.store(Stage::Released as u8, Ordering::SeqCst);
         true
+    }
+
+    /// Whether some party waits until nobody reads its input any more.
+    pub(super) fn is_lent(&self) -> bool {
+        self.lent.load(Ordering::SeqCst)
     }
 
     /// Group positions of the parties that have arrived, that have not, and that are not done.
