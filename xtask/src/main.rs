@@ -2,6 +2,9 @@
 //!
 //! `cargo run -p xtask -- features` compiles the root package with every set of its features, so that code
 //! behind a feature never rots.
+//! `cargo run -p xtask -- peers PYTHON SCRIPTS [ROUNDS]` times plica and PyTorch on the same step (docs/benchmarks.md).
+
+mod peers;
 
 use std::process::Command;
 
@@ -10,7 +13,15 @@ use anyhow::{Context, Result, bail};
 fn main() -> Result<()> {
     match std::env::args().nth(1).as_deref() {
         Some("features") => features(),
-        other => bail!("unknown chore {other:?}; known: features"),
+        Some("peers") => {
+            let arguments: Vec<String> = std::env::args().skip(2).collect();
+            let [python, scripts, rest @ ..] = arguments.as_slice() else {
+                bail!("peers needs a Python with torch and the folder of the peers' scripts")
+            };
+            let rounds = rest.first().map_or(Ok(3), |text| text.parse()).context("ROUNDS is a number")?;
+            peers::run(&peers::Options { python: python.clone(), scripts: scripts.into(), rounds })
+        }
+        other => bail!("unknown chore {other:?}; known: features, peers"),
     }
 }
 
