@@ -9,6 +9,7 @@ pub mod checkpoint;
 pub mod cli;
 pub mod config;
 pub mod data;
+pub mod hub;
 pub mod mesh_text;
 pub mod metrics;
 pub mod model;

@@ -53,6 +53,7 @@ pub fn file_dtype<E: Element>() -> Dtype {
 fn plan<'a, E: Element>(
     entries: &[Entry<'a, E>],
     layout: &Layout,
+    rename: &dyn Fn(&str) -> String,
 ) -> Result<Vec<Assembly<'a, E>>, plica_dense::Error> {
     let one = Place::new(&Layout::one(), 0);
     let places: Vec<Place> = (0..layout.world()).map(|rank| Place::new(layout, rank)).collect();
@@ -66,7 +67,7 @@ fn plan<'a, E: Element>(
         }
         for complete in pieces(entry.spec, &one)? {
             let parts = parts.remove(&complete.name).unwrap_or_default();
-            let name = format!("{}{}", complete.name, entry.suffix);
+            let name = rename(&format!("{}{}", complete.name, entry.suffix));
             all.push(Assembly { name, shape: complete.shape, local: entry.local, parts });
         }
     }
@@ -126,6 +127,14 @@ impl<E: Element + Message> View for Lazy<'_, E> {
     }
 }
 
+/// What the tensors of a file are called, and what its header says beside them.
+pub struct Naming<'a> {
+    /// From the layout-free name with its suffix to the name in the file; one to one, the same on every rank.
+    pub rename: &'a dyn Fn(&str) -> String,
+    /// Entries of the header's metadata.
+    pub metadata: &'a [(&'a str, &'a str)],
+}
+
 /// Writes one file of tensors; every rank calls it with its own parts, rank 0 with the path.
 ///
 /// # Errors
@@ -137,7 +146,23 @@ pub fn write_tensors<E: Element + Message>(
     world: &Group,
     device: &Device,
 ) -> Result<(), CheckpointError> {
-    let assemblies = plan(entries, layout)
+    let naming = Naming { rename: &str::to_string, metadata: &[] };
+    write_named(path, entries, layout, world, device, &naming)
+}
+
+/// The same under other names.
+///
+/// # Errors
+/// As [`write_tensors`].
+pub fn write_named<E: Element + Message>(
+    path: &Path,
+    entries: &[Entry<'_, E>],
+    layout: &Layout,
+    world: &Group,
+    device: &Device,
+    naming: &Naming<'_>,
+) -> Result<(), CheckpointError> {
+    let assemblies = plan(entries, layout, naming.rename)
         .map_err(|e| CheckpointError::Malformed { path: path.to_path_buf(), reason: e.to_string() })?;
     if world.rank() != 0 {
         for assembly in &assemblies {
@@ -155,7 +180,10 @@ pub fn write_tensors<E: Element + Message>(
         .map(|assembly| (assembly.name.clone(), Lazy { assembly, world, device, failed: &failed }))
         .collect();
     let bytes: usize = tensors.iter().map(|(_, t)| t.data_len()).sum();
-    let written = serialize_to_file(tensors, None, path);
+    let metadata: HashMap<String, String> =
+        naming.metadata.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
+    let metadata = (!metadata.is_empty()).then_some(metadata);
+    let written = serialize_to_file(tensors, metadata, path);
     if let Some(error) = failed.into_inner() {
         return Err(error);
     }

@@ -67,6 +67,11 @@ impl<T: Float> RouterSaved<T> {
         &self.choice
     }
 
+    /// Logits [t, e] of this rank's tokens.
+    pub fn logits_te(&self) -> &Tensor<T::Acc> {
+        &self.logits_te
+    }
+
     pub(crate) fn choice_mut(&mut self) -> &mut Choice {
         &mut self.choice
     }
