@@ -144,10 +144,9 @@ pub fn load_state<T: Trainable>(engine: &mut Engine<T>, found: &Found) -> Result
         .import(&engine.params, |_, state, piece| optimizer.piece::<T::Acc>(piece, suffix(state)))?;
     engine.optimizer.set_steps(found.manifest.step);
     for (layer, moe) in engine.model.moe_layers_mut() {
-        if let Some(bias) = file.complete::<f64>(&buffer_name(layer)) {
-            if let Some(own) = moe.router_mut().bias_mut() {
-                own.copy_from_slice(&bias);
-            }
+        let of_file = file.complete::<f64>(&buffer_name(layer));
+        if let (Some(bias), Some(own)) = (of_file, moe.router_mut().bias_mut()) {
+            own.copy_from_slice(&bias);
         }
     }
     Ok(found.manifest.step)

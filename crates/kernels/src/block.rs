@@ -121,7 +121,7 @@ mod tests {
     fn capacities_waste_little_and_repeat() {
         for bytes in [1, 64, 65, 5000, 70_000, 1 << 20, (1 << 20) + 1, 123_456_789] {
             let c = capacity(bytes);
-            assert!(c >= bytes && c % ALIGN_BYTES == 0);
+            assert!(c >= bytes && c.is_multiple_of(ALIGN_BYTES));
             assert!(bytes < SMALL_BYTES || c as f64 <= bytes as f64 * 1.13, "{bytes} -> {c}");
             assert_eq!(capacity(c), c);
         }

@@ -89,7 +89,7 @@ impl Stream {
     /// When `bound` is 0.
     pub fn below(&self, index: u64, bound: u64) -> u64 {
         assert!(bound > 0, "an empty range has no element");
-        (u128::from(self.bits(index)) * u128::from(bound) >> 64) as u64
+        ((u128::from(self.bits(index)) * u128::from(bound)) >> 64) as u64
     }
 }
 

@@ -172,7 +172,6 @@ mod tests {
                 worst = (error, x);
             }
         }
-        println!("worst exp error {:.3} units at {}", worst.0, worst.1);
         assert!(worst.0 <= 2.0, "{worst:?}");
     }
 

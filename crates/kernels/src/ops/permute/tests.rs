@@ -1,3 +1,6 @@
+//! Tests of `permute`: the slow obvious version beside it, finite differences, bounds in bf16, zero rows, odd sizes, and
+//! the same bits with any number of threads.
+
 use half::bf16;
 
 use super::*;
