@@ -17,6 +17,7 @@ pub use gemm::GemmBench;
 pub use step::StepBench;
 
 use crate::report::Table;
+use crate::report::table::Align;
 
 /// One measured figure.
 #[derive(Clone, Debug, Serialize)]
@@ -51,7 +52,8 @@ impl Figure {
 
 /// The figures for a person.
 pub fn table(figures: &[Figure]) -> String {
-    let mut table = Table::new(&["what", "setting", "median", "range", "unit", "of", "share"]);
+    let headers = ["what", "setting", "median", "range", "unit", "of", "share"];
+    let mut table = Table::new(&headers).align(1, Align::Left).align(4, Align::Left);
     for figure in figures {
         let of = figure.roofline.map_or(String::new(), |(peak, name)| format!("{} {name}", digits(peak)));
         let share = figure.share().map_or(String::new(), |s| format!("{:.0} %", 100.0 * s));

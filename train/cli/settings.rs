@@ -6,6 +6,7 @@ use clap::Args;
 
 use crate::config::{PRESETS, describe, reference_markdown};
 use crate::report::Table;
+use crate::report::table::Align;
 
 /// Arguments of `plica settings`.
 #[derive(Debug, Args)]
@@ -39,7 +40,7 @@ impl Settings {
 
 /// The presets, one a line.
 pub(super) fn presets_text() -> String {
-    let mut table = Table::new(&["preset", "what it is"]);
+    let mut table = Table::new(&["preset", "what it is"]).align(1, Align::Left);
     for preset in PRESETS {
         table.row(vec![preset.name.to_string(), preset.summary.to_string()]);
     }
