@@ -1,4 +1,5 @@
 //! The integration tests, one module a theme: `cargo test --test main tidy` runs that part.
 
+mod fixtures;
 mod lexer;
 mod tidy;

@@ -1,4 +1,4 @@
-//! The router against numbers that another system's own functions gave (`fixtures/router.json`: 8 tokens, 8
+//! The router against numbers that another system's own functions gave (`tests/fixtures/router.json`: 8 tokens, 8
 //! experts, f32; the source is named in it). Left out of the original record: the position policy and
 //! padding, whose choices there depend on how a top-k breaks ties.
 
@@ -15,7 +15,7 @@ const TOKENS: usize = 8;
 const EXPERTS: usize = 8;
 
 pub(crate) fn fixture() -> Value {
-    serde_json::from_str(include_str!("../fixtures/router.json")).expect("the fixture is JSON")
+    serde_json::from_str(include_str!("../../../../tests/fixtures/router.json")).expect("the fixture is JSON")
 }
 
 /// All numbers below a value, in order.
