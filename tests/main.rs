@@ -1,5 +1,9 @@
 //! The integration tests, one module a theme: `cargo test --test main tidy` runs that part.
 
+mod faults_store;
 mod fixtures;
 mod lexer;
+mod resume;
+mod runs;
+mod support;
 mod tidy;

@@ -41,13 +41,13 @@ pub struct StepRecord {
     /// Measures of the expert load, such as `max_over_mean`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub load: BTreeMap<String, f64>,
-    /// Bytes sent by purpose, all ranks together.
+    /// Bytes sent in this step by purpose, all ranks together.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub bytes: BTreeMap<String, u64>,
     /// Live bytes by category at the peak of the step, on the rank with the highest peak.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub memory_bytes: BTreeMap<String, u64>,
-    /// Time by phase in nanoseconds, mean over the ranks.
+    /// Time of this step by phase in nanoseconds, mean over the ranks.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub time_ns: BTreeMap<String, u64>,
 }

@@ -1,6 +1,7 @@
 //! Where checkpoints lie and when one counts: a folder `step-00000123` that was written whole under another
 //! name, synced and renamed, with a manifest of its files. `latest` names the newest one and is replaced by a
-//! rename too. An older checkpoint goes only after the newer one is complete. Leaves out what is in the files.
+//! rename too. An older checkpoint goes only after the newer one is complete; one of the same step is moved aside
+//! to `.replaced-step-...` first, where it still counts. Leaves out what is in the files.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -12,6 +13,10 @@ use super::CheckpointError;
 
 const MANIFEST: &str = "manifest.json";
 const FORMAT: u32 = 1;
+/// Start of the name of a folder that is being written.
+const WRITING: &str = ".writing-";
+/// Start of the name of a checkpoint that a newer one of the same step replaces.
+const REPLACED: &str = ".replaced-";
 
 /// What a complete checkpoint says about itself.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -83,7 +88,7 @@ impl Store {
     /// # Errors
     /// When the folder cannot be made.
     pub fn begin(&self, step: u64) -> Result<Draft, CheckpointError> {
-        let folder = self.root.join(format!(".writing-{}", folder_name(step)));
+        let folder = self.root.join(format!("{WRITING}{}", folder_name(step)));
         let io = |e| CheckpointError::io(&folder, "make the folder", e);
         if folder.exists() {
             fs::remove_dir_all(&folder).map_err(io)?;
@@ -92,17 +97,19 @@ impl Store {
         Ok(Draft { target: self.root.join(folder_name(step)), folder, step, done: false })
     }
 
-    /// Deletes all but the newest complete checkpoints; called after a commit.
+    /// Deletes all but the newest complete checkpoints, and what interrupted saves left; called after a commit.
     ///
     /// # Errors
     /// When a folder cannot be removed.
     pub fn prune(&self) -> Result<(), CheckpointError> {
-        let (complete, _) = self.list()?;
-        for old in complete.iter().skip(self.keep_count) {
-            fs::remove_dir_all(&old.folder)
-                .map_err(|e| CheckpointError::io(&old.folder, "remove the old checkpoint", e))?;
-        }
-        Ok(())
+        let remove = |folder: &Path| {
+            fs::remove_dir_all(folder)
+                .map_err(|e| CheckpointError::io(folder, "remove the old checkpoint", e))
+        };
+        let (complete, skipped) = self.list()?;
+        complete.iter().skip(self.keep_count).try_for_each(|old| remove(&old.folder))?;
+        let left_over = |s: &&Skipped| name_of(&s.folder).starts_with(WRITING);
+        skipped.iter().filter(left_over).try_for_each(|skip| remove(&skip.folder))
     }
 
     /// All complete checkpoints, newest first, and the folders that were skipped.
@@ -117,17 +124,19 @@ impl Store {
         };
         let (mut complete, mut skipped) = (Vec::new(), Vec::new());
         for folder in entries.flatten().map(|e| e.path()) {
-            let name = folder.file_name().unwrap_or_default().to_string_lossy().to_string();
-            if name.starts_with(".writing-") {
+            let name = name_of(&folder);
+            if name.starts_with(WRITING) {
                 skipped.push(Skipped { folder, reason: "its writing was interrupted".into() });
-            } else if name.starts_with("step-") {
+            } else if name.starts_with("step-") || name.starts_with(REPLACED) {
                 match inspect(&folder) {
                     Ok(manifest) => complete.push(Found { folder, manifest }),
                     Err(reason) => skipped.push(Skipped { folder, reason }),
                 }
             }
         }
-        complete.sort_by_key(|f| std::cmp::Reverse(f.manifest.step));
+        // Of equal steps the one that was moved aside comes last.
+        complete
+            .sort_by_key(|f| (std::cmp::Reverse(f.manifest.step), name_of(&f.folder).starts_with(REPLACED)));
         skipped.sort_by(|a, b| a.folder.cmp(&b.folder));
         Ok((complete, skipped))
     }
@@ -193,12 +202,19 @@ impl Draft {
             .and_then(|()| sync(&path))
             .map_err(|e| CheckpointError::io(&path, &format!("write {} bytes", text.len()), e))?;
         let rename = |e| CheckpointError::io(&self.target, "rename the finished checkpoint", e);
+        let name = name_of(&self.target);
+        let aside = root.root.join(format!("{REPLACED}{name}"));
         if self.target.exists() {
-            fs::remove_dir_all(&self.target).map_err(rename)?;
+            if aside.exists() {
+                fs::remove_dir_all(&aside).map_err(rename)?;
+            }
+            fs::rename(&self.target, &aside).map_err(rename)?;
         }
         fs::rename(&self.folder, &self.target).map_err(rename)?;
         self.done = true;
-        let name = self.target.file_name().unwrap_or_default().to_string_lossy().to_string();
+        if aside.exists() {
+            fs::remove_dir_all(&aside).map_err(rename)?;
+        }
         write_whole(&root.root.join("latest"), name.as_bytes())?;
         // The rename itself lasts only once its folder is synced.
         sync(&root.root).map_err(|e| CheckpointError::io(&root.root, "sync", e))?;
@@ -232,6 +248,10 @@ pub fn write_whole(path: &Path, contents: &[u8]) -> Result<(), CheckpointError> 
         })
 }
 
+fn name_of(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().to_string()
+}
+
 fn folder_name(step: u64) -> String {
     format!("step-{step:08}")
 }
@@ -263,6 +283,10 @@ fn inspect(folder: &Path) -> Result<Manifest, String> {
         return Err(format!("its format is {}, this program reads {FORMAT}", manifest.format));
     }
     for file in &manifest.files {
+        // A damaged name must not lead out of the folder, to a device for example.
+        if Path::new(&file.name).file_name().is_none_or(|name| name != file.name.as_str()) {
+            return Err(format!("its manifest names {:?}, which is no file name", file.name));
+        }
         let (size_bytes, crc32) =
             checksum(&folder.join(&file.name)).map_err(|e| format!("{} cannot be read: {e}", file.name))?;
         if size_bytes != file.size_bytes {

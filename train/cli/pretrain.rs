@@ -1,6 +1,6 @@
 //! `plica pretrain`: from arguments to a configuration, a run, and its summary.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -9,7 +9,10 @@ use clap::Args;
 use super::{Surroundings, columns, interactive};
 use crate::config::{Config, DEFAULT_PRESET};
 use crate::report::{line_plot_svg, load_heatmap_svg};
-use crate::trainer::{Finished, RunContext, pretrain};
+use crate::trainer::{Finished, RunContext, config_of_run, newest_run, pretrain};
+
+/// Folder of the runs that name none.
+const RUNS: &str = "runs";
 
 const AFTER: &str = "\
 Without any argument the preset `small` trains a mixture-of-experts byte model on the Rust sources in cargo's \
@@ -39,7 +42,8 @@ pub(super) struct Pretrain {
     /// Number of in-process ranks (layout.ranks); dp follows unless it is set.
     #[arg(long, value_name = "N")]
     ranks: Option<usize>,
-    /// Continue from a run folder or checkpoint; without PATH the newest run.
+    /// Continue from a run folder or checkpoint, without PATH the newest run; its configuration is taken unless
+    /// --preset or --config names another.
     #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "latest")]
     resume: Option<String>,
     /// Check and print the resolved configuration, and train nothing.
@@ -53,14 +57,16 @@ pub(super) struct Pretrain {
 impl Pretrain {
     /// The configuration of these arguments.
     fn config(&self) -> anyhow::Result<Config> {
-        let text = match &self.config {
+        let resume = self.resume_path()?;
+        let of_run = resume.as_deref().filter(|_| self.preset.is_none()).and_then(config_of_run);
+        let file = self.config.clone().or(of_run);
+        let text = match &file {
             None => None,
-            Some(path) => Some(
-                std::fs::read_to_string(path)
-                    .map_err(|e| anyhow::anyhow!("--config {}: {e}", path.display()))?,
-            ),
+            Some(path) => {
+                Some(std::fs::read_to_string(path).map_err(|e| anyhow::anyhow!("{}: {e}", path.display()))?)
+            }
         };
-        let preset = match (&self.preset, &self.config) {
+        let preset = match (&self.preset, &file) {
             (Some(name), _) => Some(name.as_str()),
             (None, Some(_)) => None,
             (None, None) => Some(DEFAULT_PRESET),
@@ -73,10 +79,24 @@ impl Pretrain {
             }
         }
         sets.extend(self.sets.iter().cloned());
-        if let Some(resume) = &self.resume {
-            sets.push(format!("run.resume={resume}"));
+        if let Some(path) = resume {
+            let path = toml::Value::String(path.to_string_lossy().into_owned());
+            sets.push(format!("run.resume={path}"));
         }
         Ok(Config::from_sources(preset, text.as_deref(), &sets)?)
+    }
+
+    /// What --resume names: without a path the run.dir that was typed, else the newest run.
+    fn resume_path(&self) -> anyhow::Result<Option<PathBuf>> {
+        let Some(typed) = &self.resume else { return Ok(None) };
+        if typed != "latest" {
+            return Ok(Some(typed.into()));
+        }
+        let folder = self.sets.iter().rev().find_map(|set| Some(set.strip_prefix("run.dir=")?.trim()));
+        match folder {
+            Some(folder) => Ok(Some(folder.trim_matches('"').into())),
+            None => newest_run(Path::new(RUNS)).map(Some),
+        }
     }
 
     pub(super) fn run(self, surroundings: &Surroundings) -> anyhow::Result<ExitCode> {
@@ -91,7 +111,7 @@ impl Pretrain {
         }
         let context = RunContext {
             cargo_home: surroundings.cargo_home.clone(),
-            runs: PathBuf::from("runs"),
+            runs: PathBuf::from(RUNS),
             folder_name: format!("{}-{}", config.run.name, seconds_since_epoch()),
             stop: surroundings.stop,
             cores: surroundings.cores,

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use plica_comm::{CommError, Purpose, Reduce};
 use plica_dense::{BatchScale, Phase, Trainable};
 use plica_kernels::Category;
+use plica_kernels::ledger::Snapshot;
 use plica_moe::MoeReport;
 use plica_moe::load::{Imbalance, dropped_share};
 
@@ -34,7 +35,28 @@ const PURPOSES: [Purpose; 10] = [
 /// Reports of the last steps.
 pub(super) type LayerWindow = Vec<(usize, MoeReport)>;
 
-/// Sums over ranks since the start of the run.
+/// What a rank has counted up to a moment: nanoseconds by phase, then bytes and operations by purpose.
+#[derive(Clone)]
+pub(super) struct Books(Vec<f64>);
+
+impl Books {
+    /// The books of this rank now.
+    pub(super) fn now<T: Trainable>(engine: &Engine<T>) -> Books {
+        let mut counted: Vec<f64> = engine.phases.total_ns().iter().map(|ns| *ns as f64).collect();
+        for purpose in PURPOSES {
+            let traffic = engine.recorder.by_purpose(purpose);
+            counted.extend([traffic.sent_bytes as f64, traffic.operations as f64]);
+        }
+        Books(counted)
+    }
+
+    /// What was counted since an earlier moment.
+    pub(super) fn since(&self, earlier: &Books) -> Books {
+        Books(self.0.iter().zip(&earlier.0).map(|(now, then)| now - then).collect())
+    }
+}
+
+/// Sums over ranks.
 pub(super) struct RankSums {
     /// (phase, nanoseconds), mean over ranks.
     pub phases: Vec<(String, u64)>,
@@ -82,15 +104,11 @@ pub(super) fn add_load(record: &mut StepRecord, layers: &[(usize, MoeReport)], c
     }
 }
 
-/// Times and bytes of all ranks since the start of the run; every rank calls it.
-pub(super) fn rank_sums<T: Trainable>(engine: &Engine<T>) -> Result<RankSums, CommError> {
-    let times = engine.phases.total_ns();
-    let traffic: Vec<_> = PURPOSES.iter().map(|p| engine.recorder.by_purpose(*p)).collect();
-    let mut own: Vec<f64> = times.iter().map(|ns| *ns as f64).collect();
-    own.extend(traffic.iter().flat_map(|t| [t.sent_bytes as f64, t.operations as f64]));
+/// What all ranks together counted; every rank calls it with its own books.
+pub(super) fn rank_sums<T: Trainable>(engine: &Engine<T>, own: &Books) -> Result<RankSums, CommError> {
     let world = engine.mesh.world();
-    let all = world.all_reduce_f64(Purpose::Metrics, &engine.device, &own, Reduce::Sum)?;
-    let (times, traffic) = all.split_at(times.len());
+    let all = world.all_reduce_f64(Purpose::Metrics, &engine.device, &own.0, Reduce::Sum)?;
+    let (times, traffic) = all.split_at(Phase::ALL.len());
     let phases = Phase::ALL
         .iter()
         .zip(times)
@@ -106,15 +124,17 @@ pub(super) fn rank_sums<T: Trainable>(engine: &Engine<T>) -> Result<RankSums, Co
     Ok(RankSums { phases, bytes })
 }
 
-/// Adds the sums so far to a logged step's record; every rank calls it.
+/// Adds what all ranks counted in a step to its record; every rank calls it.
 pub(super) fn add_rank_sums<T: Trainable>(
     record: &mut StepRecord,
     engine: &Engine<T>,
+    own: &Books,
+    peak: &Snapshot,
 ) -> Result<(), CommError> {
-    let sums = rank_sums(engine)?;
+    let sums = rank_sums(engine, own)?;
     record.time_ns = sums.phases.into_iter().collect();
     record.bytes = sums.bytes.into_iter().map(|(name, bytes, _)| (name, bytes)).collect();
-    let memory = memory(engine, &engine.device.live())?;
+    let memory = memory(engine, peak, &Snapshot::default())?;
     record.memory_bytes =
         memory.into_iter().map(|m| (m.category, m.at_peak_bytes)).collect::<BTreeMap<_, _>>();
     Ok(())
@@ -123,12 +143,12 @@ pub(super) fn add_rank_sums<T: Trainable>(
 /// Memory of the rank with the highest peak: at the peak and after a step; every rank calls it.
 pub(super) fn memory<T: Trainable>(
     engine: &Engine<T>,
-    after_step: &[u64],
+    peak: &Snapshot,
+    after_step: &Snapshot,
 ) -> Result<Vec<MemoryUse>, CommError> {
-    let peak = engine.device.ledger().peak();
     let mut own = vec![peak.total_bytes() as usize];
     own.extend(Category::ALL.iter().map(|c| peak.get(*c) as usize));
-    own.extend((0..Category::ALL.len()).map(|i| after_step.get(i).copied().unwrap_or(0) as usize));
+    own.extend(Category::ALL.iter().map(|c| after_step.get(*c) as usize));
     let all = engine.mesh.world().exchange_counts(Purpose::Metrics, &engine.device, &own)?;
     let worst = all.iter().max_by_key(|row| row[0]).expect("a world has a rank");
     let (at_peak, after) = worst[1..].split_at(Category::ALL.len());

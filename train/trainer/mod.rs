@@ -37,7 +37,7 @@ pub struct RunContext<'a> {
     pub cores: usize,
     /// Whether progress is drawn (a person looks at a terminal).
     pub interactive: bool,
-    /// Whether nothing is written to standard output.
+    /// Whether nothing is written to standard output; the rate of matrix products is not measured then.
     pub quiet: bool,
     /// Limit of a rank's live bytes.
     pub budget_bytes: Option<u64>,
@@ -88,8 +88,10 @@ pub fn pretrain(config: &Config, context: &RunContext<'_>) -> anyhow::Result<Fin
         Precision::Bf16 => run_ranks(world, options, |rank| rank::train::<bf16>(rank, &shared)),
     }?;
     let mut report = results.into_iter().flatten().next().expect("rank 0 reports");
-    let device = Device::cpu(threads.min(context.cores));
-    report.peak_flops_per_s = probe::best_gemm_rate(&device).flops_per_s;
+    if !context.quiet {
+        let device = Device::cpu(threads.min(context.cores));
+        report.peak_flops_per_s = probe::best_gemm_rate(&device).flops_per_s;
+    }
     let counted = flops::parameters(&config.model, config.moe.as_ref());
     report.parameters = (counted.total, counted.active);
     let stopped = context.stop.load(Ordering::Relaxed);
@@ -116,18 +118,31 @@ fn find_resume(config: &Config, context: &RunContext<'_>) -> anyhow::Result<Opti
         tracing::warn!("skipped {}: {}", skip.folder.display(), skip.reason);
     }
     save::check_same_run(config, &found)?;
+    let (done, steps) = (found.manifest.step, config.run.steps);
+    anyhow::ensure!(
+        done < steps,
+        "run.steps = {steps}: {} already holds {done} steps; write a larger number, e.g. --set run.steps={}",
+        found.folder.display(),
+        done + steps
+    );
     Ok(Some(found))
 }
 
-/// The run below `runs` whose folder was changed last.
-fn newest_run(runs: &Path) -> anyhow::Result<PathBuf> {
+/// The run below `runs` whose checkpoints were changed last.
+///
+/// # Errors
+/// The folder cannot be read, or holds no run with a checkpoint.
+pub fn newest_run(runs: &Path) -> anyhow::Result<PathBuf> {
     let entries =
         std::fs::read_dir(runs).map_err(|e| CheckpointError::io(runs, "look for a run to resume", e))?;
     entries
         .flatten()
-        .filter(|entry| entry.path().join("checkpoints").is_dir())
-        .max_by_key(|entry| entry.metadata().and_then(|m| m.modified()).ok())
-        .map(|entry| entry.path())
+        .filter_map(|entry| {
+            let changed = entry.path().join("checkpoints").metadata().ok()?.modified().ok()?;
+            Some((changed, entry.path()))
+        })
+        .max()
+        .map(|(_, run)| run)
         .ok_or_else(|| anyhow::anyhow!("{}: no run with a checkpoint to resume from", runs.display()))
 }
 
@@ -136,11 +151,21 @@ fn run_folder(config: &Config, context: &RunContext<'_>, resume: Option<&Found>)
     if let Some(folder) = &config.run.dir {
         return folder.clone();
     }
-    let of_resumed = resume.and_then(|found| {
-        let checkpoints = found.folder.parent()?;
-        (checkpoints.file_name()? == "checkpoints").then(|| checkpoints.parent().map(Path::to_path_buf))?
-    });
+    let of_resumed = resume.and_then(|found| run_of(&found.folder));
     of_resumed.unwrap_or_else(|| context.runs.join(&context.folder_name))
+}
+
+/// The folder of the run that a checkpoint folder belongs to, where it lies in one.
+fn run_of(checkpoint: &Path) -> Option<PathBuf> {
+    let checkpoints = checkpoint.parent()?;
+    (checkpoints.file_name()? == "checkpoints").then(|| checkpoints.parent().map(Path::to_path_buf))?
+}
+
+/// The resolved configuration that a run left beside its checkpoints: `path` is its folder, its folder of
+/// checkpoints, or one checkpoint.
+pub fn config_of_run(path: &Path) -> Option<PathBuf> {
+    let candidates = [Some(path.to_path_buf()), path.parent().map(Path::to_path_buf), run_of(path)];
+    candidates.into_iter().flatten().map(|folder| folder.join("config.toml")).find(|file| file.is_file())
 }
 
 /// Makes the folder and writes the resolved configuration; refuses one that already holds another run.

@@ -6,7 +6,9 @@ use std::time::Instant;
 use plica_comm::{Mesh, Purpose, RankContext, Reduce};
 use plica_dense::{OptimizerConfig, Phase, ReduceOptions, Trainable};
 
-use super::gather::{self, LayerWindow};
+use plica_kernels::ledger::Snapshot;
+
+use super::gather::{self, Books, LayerWindow};
 use super::screen::Screen;
 use super::{Shared, save};
 use crate::batch::{self, BatchPlan};
@@ -62,7 +64,8 @@ pub(super) fn train<T: Trainable>(
         screen: (context.rank == 0).then(|| Screen::new(shared)).transpose()?,
         records: Vec::new(),
         window: Vec::new(),
-        after_step: Vec::new(),
+        peak: Snapshot::default(),
+        after_step: Snapshot::default(),
         shared,
         plan,
         engine,
@@ -79,7 +82,9 @@ struct Rank<'a, T: Trainable> {
     screen: Option<Screen>,
     records: Vec<StepRecord>,
     window: Vec<LayerWindow>,
-    after_step: Vec<u64>,
+    /// At the highest peak of any step so far.
+    peak: Snapshot,
+    after_step: Snapshot,
 }
 
 impl<T: Trainable> Rank<'_, T> {
@@ -92,10 +97,8 @@ impl<T: Trainable> Rank<'_, T> {
                 screen.resumed(step)?;
             }
         }
-        self.engine.recorder.reset_traffic();
-        self.engine.phases.take_ns();
-        self.engine.device.ledger().reset_peak();
         let (first, started) = (step, Instant::now());
+        let before = Books::now(&self.engine);
         let mut saved = self.shared.resume.map(|_| step);
         let mut stop = false;
         while step < config.run.steps && !stop {
@@ -111,12 +114,15 @@ impl<T: Trainable> Rank<'_, T> {
             save::save_state(&self.engine, &self.store, config, step)?;
         }
         let seconds = started.elapsed().as_secs_f64();
-        self.report(step - first, seconds)
+        let counted = Books::now(&self.engine).since(&before);
+        self.report(step - first, seconds, &counted)
     }
 
     /// A step with everything around it; whether the run shall end.
     fn one_step(&mut self, step: u64) -> anyhow::Result<bool> {
         let started = Instant::now();
+        let before = Books::now(&self.engine);
+        self.engine.device.ledger().reset_peak();
         let data = self.engine.phases.enter(Phase::Data);
         let micros = batch::load(
             self.shared.data,
@@ -135,9 +141,14 @@ impl<T: Trainable> Rank<'_, T> {
                 step + 1
             );
         }
-        self.after_step = self.engine.device.live().to_vec();
         let seconds = started.elapsed().as_secs_f64();
-        self.record(step, &outcome, &micros, seconds)?;
+        let counted = Books::now(&self.engine).since(&before);
+        let (peak, after) = (self.engine.device.ledger().peak(), self.engine.device.ledger().now());
+        if peak.total_bytes() > self.peak.total_bytes() {
+            self.peak = peak;
+        }
+        self.after_step = after;
+        self.record(step, &outcome, &micros, (seconds, &counted, &peak))?;
         self.wants_to_stop()
     }
 
@@ -154,7 +165,7 @@ impl<T: Trainable> Rank<'_, T> {
         step: u64,
         outcome: &StepOutcome,
         micros: &[plica_dense::TokenBatch],
-        seconds: f64,
+        (seconds, counted, peak): (f64, &Books, &Snapshot),
     ) -> anyhow::Result<()> {
         let config = self.shared.config;
         let mut record = StepRecord {
@@ -176,7 +187,7 @@ impl<T: Trainable> Rank<'_, T> {
         }
         let logged = (step + 1).is_multiple_of(config.run.log_every) || step == 0 || last;
         if logged {
-            gather::add_rank_sums(&mut record, &self.engine)?;
+            gather::add_rank_sums(&mut record, &self.engine, counted, peak)?;
         }
         if let Some(screen) = &mut self.screen {
             screen.step(&record, logged)?;
@@ -195,10 +206,10 @@ impl<T: Trainable> Rank<'_, T> {
         Ok(loss.mean())
     }
 
-    fn report(&mut self, steps: u64, seconds: f64) -> anyhow::Result<Option<RunReport>> {
+    fn report(&mut self, steps: u64, seconds: f64, counted: &Books) -> anyhow::Result<Option<RunReport>> {
         let config = self.shared.config;
-        let sums = gather::rank_sums(&self.engine)?;
-        let memory = gather::memory(&self.engine, &self.after_step)?;
+        let sums = gather::rank_sums(&self.engine, counted)?;
+        let memory = gather::memory(&self.engine, &self.peak, &self.after_step)?;
         let Some(screen) = self.screen.take() else { return Ok(None) };
         let report = RunReport {
             name: config.run.name.clone(),
