@@ -22,12 +22,12 @@ fn s26_newest_complete_is_taken_and_skipped_ones_are_named() {
     let store = Store::new(dir.path(), 3);
     save(&store, 4, b"four");
     save(&store, 8, b"eight");
+    save(&store, 16, b"sixteen");
     // Killed while writing: a draft that was never renamed.
-    let draft = store.begin(12).unwrap();
+    let draft = store.begin(20).unwrap();
     fs::write(draft.path("model.safetensors"), b"tw").unwrap();
     std::mem::forget(draft);
     // Torn by the disk after the rename: shorter, then of equal length with other bytes, then a manifest cut.
-    save(&store, 16, b"sixteen");
     fs::write(dir.path().join("step-00000016/model.safetensors"), b"sixt").unwrap();
     let (found, skipped) = open(dir.path()).unwrap();
     assert_eq!(found.manifest.step, 8);

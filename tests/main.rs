@@ -1,7 +1,11 @@
 //! The integration tests, one module a theme: `cargo test --test main tidy` runs that part.
 
+mod checkpoints;
+mod contents;
+mod faults;
 mod faults_store;
 mod fixtures;
+mod interrupted;
 mod lexer;
 mod resume;
 mod runs;

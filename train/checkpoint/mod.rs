@@ -8,7 +8,7 @@ pub mod write;
 
 use std::path::{Path, PathBuf};
 
-pub use store::{Found, Manifest, Skipped, Store, open};
+pub use store::{FileEntry, Found, Manifest, Skipped, Store, open};
 
 /// What can go wrong with a checkpoint.
 #[derive(Debug, thiserror::Error)]

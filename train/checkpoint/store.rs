@@ -128,7 +128,7 @@ impl Store {
             if name.starts_with(WRITING) {
                 skipped.push(Skipped { folder, reason: "its writing was interrupted".into() });
             } else if name.starts_with("step-") || name.starts_with(REPLACED) {
-                match inspect(&folder) {
+                match inspect(&folder).and_then(|manifest| of_this_name(manifest, &name)) {
                     Ok(manifest) => complete.push(Found { folder, manifest }),
                     Err(reason) => skipped.push(Skipped { folder, reason }),
                 }
@@ -246,6 +246,14 @@ pub fn write_whole(path: &Path, contents: &[u8]) -> Result<(), CheckpointError> 
             let _ = fs::remove_file(&temporary);
             CheckpointError::io(path, &action, e)
         })
+}
+
+/// The manifest, where its step is that of the folder's name.
+fn of_this_name(manifest: Manifest, name: &str) -> Result<Manifest, String> {
+    if name.trim_start_matches(REPLACED) == folder_name(manifest.step) {
+        return Ok(manifest);
+    }
+    Err(format!("its manifest says step {}, which is not its name", manifest.step))
 }
 
 fn name_of(path: &Path) -> String {
