@@ -5,6 +5,7 @@ mod contents;
 mod faults;
 mod faults_store;
 mod fixtures;
+mod golden;
 mod interrupted;
 mod lexer;
 mod resume;
