@@ -1,18 +1,22 @@
 //! The engine against numbers that other software computed: every model folder of the golden data whose
 //! architecture is supported, forward, backward and five AdamW steps, on one rank and folded over four, in f32 at
 //! the tolerances that the data's description proposes, and in f64. The data (PyTorch and transformers, f32) is
-//! too large for the repository; where it is absent each test says so and passes.
+//! too large for the repository; where it is absent each test says so and passes. One layer of it, forward only,
+//! is in `tests/fixtures/golden_layer` and is always checked.
 
 mod compare;
 mod data;
+mod hub;
 mod run;
+mod steps;
 
+use plica::hub::HubModel;
 use plica_dense::Trainable;
 use plica_folding::layout::{Layout, LayoutSpec};
 
 use compare::{differences, relative_differences};
-use data::{Golden, models};
-use run::run;
+use data::{Golden, layer_fixture, models};
+use run::{run, run_forward};
 
 fn layout(tp: usize, dp: usize, ep: usize, etp: usize) -> Layout {
     let spec = LayoutSpec { world: tp * dp, tp, ep, etp: Some(etp), ..LayoutSpec::default() };
@@ -88,4 +92,52 @@ fn f64_on_one_and_on_folded_ranks() {
         }
     }
     report(found);
+}
+
+/// The layer of the repository's own fixture: attention with q/k norm, router, experts, on one rank and folded.
+#[test]
+fn a_published_layer() {
+    let golden = layer_fixture();
+    assert_eq!(golden.expected.len(), 5, "{:?}", golden.expected.keys());
+    let mut found = Vec::new();
+    for layout in [Layout::one(), layout(2, 2, 2, 1), layout(2, 1, 2, 1)] {
+        let mut computed = run_forward::<f32>(&golden, &layout).unwrap_or_else(|e| panic!("{layout}: {e:#}"));
+        computed.retain(|name, _| golden.expected.contains_key(name));
+        found.extend(differences(&golden, &layout.to_string(), &computed));
+    }
+    report(found);
+}
+
+/// The comparison sees every convention: one of them changed moves the layer's output out of its tolerance.
+#[test]
+fn a_wrong_convention_is_seen() {
+    let changes: [(&str, fn(&mut HubModel)); 4] = [
+        ("epsilon", |hub| hub.model.norm_eps *= 10.0),
+        ("theta", |hub| hub.model.rope_theta = 1e4),
+        ("renormalisation", |hub| hub.moe.as_mut().expect("experts").renormalise = false),
+        ("one expert less", |hub| hub.moe.as_mut().expect("experts").top_k = 2),
+    ];
+    for (what, change) in changes {
+        let mut golden = layer_fixture();
+        change(&mut golden.hub);
+        let computed = run_forward::<f32>(&golden, &Layout::one()).expect("a run");
+        let found = differences(&golden, "changed", &computed);
+        assert!(found.iter().any(|text| text.contains("hidden/layer0[")), "{what}: {found:?}");
+    }
+}
+
+/// A layout that does not divide the heads is refused with the number and a way out.
+#[test]
+fn a_layout_that_does_not_divide_is_refused() {
+    for golden in models("a_layout_that_does_not_divide_is_refused") {
+        let kv_heads = golden.hub.model.kv_heads;
+        if kv_heads.is_multiple_of(2) {
+            continue;
+        }
+        let refused = run::<f32>(&golden, &layout(2, 2, 2, 1)).expect_err("heads do not divide");
+        let text = format!("{refused:#}");
+        let fits =
+            text.contains(&format!("{kv_heads} does not divide over TP = 2")) && text.contains("choose TP");
+        assert!(fits, "{}: {text}", golden.name);
+    }
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use plica::data::{GlobalBatch, IGNORE};
 use plica::hub::{HubError, HubModel};
+use plica_dense::OptimizerConfig;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
@@ -55,15 +56,25 @@ fn open(folder: &Path, test: &str) -> Option<Golden> {
     };
     let text = std::fs::read_to_string(folder.join("golden.json")).expect("golden.json");
     let json: Value = serde_json::from_str(&text).expect("JSON");
+    let mut golden = with_config(folder, hub, json);
+    assert_eq!(golden.inputs.len(), INPUTS.len(), "{name}: {:?}", golden.inputs.keys());
+    numbers(&golden.json, golden.hub.moe.is_some(), &mut golden.expected);
+    Some(golden)
+}
+
+/// The one layer that comes with the repository: layer 0 of a Qwen3-MoE, weights and activations.
+pub fn layer_fixture() -> Golden {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/golden_layer");
+    let hub = HubModel::read(&folder.join("config.json")).expect("a supported configuration");
+    with_config(&folder, hub, Value::Null)
+}
+
+fn with_config(folder: &Path, hub: HubModel, json: Value) -> Golden {
+    let name = folder.file_name().expect("a name").to_string_lossy().to_string();
     let mut expected = tensors(&folder.join("golden.safetensors"));
-    let inputs = INPUTS
-        .iter()
-        .map(|input| {
-            (input.to_string(), expected.remove(*input).unwrap_or_else(|| panic!("{name}: {input}")))
-        })
-        .collect();
-    numbers(&json, hub.moe.is_some(), &mut expected);
-    Some(Golden { name, hub, weights: folder.join("model.safetensors"), json, inputs, expected })
+    let taken = |input: &&str| Some((input.to_string(), expected.remove(*input)?));
+    let inputs = INPUTS.iter().filter_map(taken).collect();
+    Golden { name, hub, weights: folder.join("model.safetensors"), json, inputs, expected }
 }
 
 /// All tensors of a file.
@@ -120,14 +131,21 @@ impl Golden {
         value.as_f64().unwrap_or_else(|| panic!("{}: golden.json: {path:?} is {value}", self.name))
     }
 
-    /// Number of the optimizer's settings; `beta1` and `beta2` stand in a list.
-    pub fn optimizer(&self, name: &str) -> f64 {
+    /// Settings of the optimizer and the learning rate.
+    pub fn optimizer(&self) -> (OptimizerConfig, f64) {
+        let number = |name| self.number(&["optimizer", name]);
         let beta = |i: usize| self.json["optimizer"]["betas"][i].as_f64().expect("betas");
-        match name {
-            "beta1" => beta(0),
-            "beta2" => beta(1),
-            name => self.number(&["optimizer", name]),
+        if self.json.is_null() {
+            return (OptimizerConfig::default(), 0.0);
         }
+        let config = OptimizerConfig {
+            beta1: beta(0),
+            beta2: beta(1),
+            eps: number("eps"),
+            weight_decay: number("weight_decay"),
+            max_grad_norm: Some(number("clip_norm")),
+        };
+        (config, number("lr"))
     }
 
     /// Tokens of a sequence.

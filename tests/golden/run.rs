@@ -2,6 +2,8 @@
 //! holds into complete tensors full of NaN; [`merged`] lays the ranks' parts together, wants replicas to be equal
 //! and wants nothing left uncovered.
 
+use std::marker::PhantomData;
+
 use plica::batch::{BatchPlan, globalise};
 use plica::checkpoint::read::TensorFile;
 use plica::config::{Balance, MoeConfig};
@@ -11,15 +13,13 @@ use plica::model::Model;
 use plica::model::build::ModelPlan;
 use plica::step::{Engine, StepSettings};
 use plica_comm::launch::{LaunchOptions, run_ranks};
-use plica_comm::{Mesh, Purpose, RankContext, Reduce};
+use plica_comm::{Mesh, RankContext};
 use plica_dense::{
-    Cx, FeedForward, LrSchedule, OptimizerConfig, ParamId, RecomputePolicy, ReduceOptions, TokenBatch,
-    Trainable, gradient_norm, reduce_gradients,
+    Cx, FeedForward, LrSchedule, ParamId, RecomputePolicy, ReduceOptions, TokenBatch, Trainable,
 };
 use plica_folding::layout::Layout;
 use plica_kernels::ops::elementwise;
 use plica_kernels::{Float, Tensor};
-use plica_moe::MoeReport;
 
 use super::data::{Golden, Tensors};
 
@@ -29,15 +29,28 @@ use super::data::{Golden, Tensors};
 /// The layout does not fit the model, or a rank failed.
 pub fn run<T: Trainable>(golden: &Golden, layout: &Layout) -> anyhow::Result<Tensors> {
     let parts = run_ranks(layout.world(), LaunchOptions::default(), |context| {
-        let float = std::marker::PhantomData;
-        let mut rank = Rank::<T> { golden, layout, context: &context, out: Tensors::new(), float };
+        let mut rank = Rank::<T>::new(golden, layout, &context);
         rank.forward()?;
+        rank.packed_forward()?;
         rank.gradients()?;
         rank.train()?;
         if golden.hub.moe.is_some() {
             rank.aux_gradients()?;
             rank.train_with_aux()?;
         }
+        anyhow::Ok(rank.out)
+    })?;
+    Ok(merged(parts))
+}
+
+/// The activations of a forward without documents alone.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_forward<T: Trainable>(golden: &Golden, layout: &Layout) -> anyhow::Result<Tensors> {
+    let parts = run_ranks(layout.world(), LaunchOptions::default(), |context| {
+        let mut rank = Rank::<T>::new(golden, layout, &context);
+        rank.forward()?;
         anyhow::Ok(rank.out)
     })?;
     Ok(merged(parts))
@@ -65,33 +78,34 @@ fn merged(parts: Vec<Tensors>) -> Tensors {
     all
 }
 
-struct Rank<'a, T: Trainable> {
-    golden: &'a Golden,
+/// One rank of a run.
+pub struct Rank<'a, T: Trainable> {
+    /// The goldens.
+    pub golden: &'a Golden,
     layout: &'a Layout,
     context: &'a RankContext,
     out: Tensors,
-    float: std::marker::PhantomData<T>,
+    float: PhantomData<T>,
 }
 
-impl<T: Trainable> Rank<'_, T> {
+impl<'a, T: Trainable> Rank<'a, T> {
+    /// A rank that has computed nothing yet.
+    pub fn new(golden: &'a Golden, layout: &'a Layout, context: &'a RankContext) -> Rank<'a, T> {
+        Rank { golden, layout, context, out: Tensors::new(), float: PhantomData }
+    }
+
     /// A fresh engine with the published weights; `balance` is the coefficient of the global balance loss.
-    fn engine(&self, balance: f64) -> anyhow::Result<Engine<T>> {
+    pub fn engine(&self, balance: f64) -> anyhow::Result<Engine<T>> {
         let hub = &self.golden.hub;
         let losses = if balance > 0.0 { vec![(Balance::Global, balance)] } else { Vec::new() };
         let moe = hub.moe.clone().map(|moe| MoeConfig { balance: losses, ..moe });
         let plan = ModelPlan { model: &hub.model, moe: moe.as_ref(), seq_len: self.golden.seq_len() };
+        let (optimizer, lr) = self.golden.optimizer();
         let settings = StepSettings {
             seed: 1,
             recompute: RecomputePolicy::NONE,
-            lr: LrSchedule::Constant { lr: self.golden.optimizer("lr") },
+            lr: LrSchedule::Constant { lr },
             reduce: ReduceOptions::default(),
-        };
-        let optimizer = OptimizerConfig {
-            beta1: self.golden.optimizer("beta1"),
-            beta2: self.golden.optimizer("beta2"),
-            eps: self.golden.optimizer("eps"),
-            weight_decay: self.golden.optimizer("weight_decay"),
-            max_grad_norm: Some(self.golden.optimizer("clip_norm")),
         };
         let mesh = Mesh::new(&self.context.world, self.layout.clone())?;
         let mut engine = Engine::new(self.context, mesh, &plan, optimizer, settings)?;
@@ -104,7 +118,7 @@ impl<T: Trainable> Rank<'_, T> {
     }
 
     /// This rank's micro-batch: the sequences of its DP coordinate.
-    fn micros(&self, engine: &Engine<T>, batch: &GlobalBatch) -> anyhow::Result<Vec<TokenBatch>> {
+    pub fn micros(&self, engine: &Engine<T>, batch: &GlobalBatch) -> anyhow::Result<Vec<TokenBatch>> {
         let dp = self.layout.dp();
         let (global_sequences, seq_len) = (batch.sequences, batch.seq_len);
         let plan = BatchPlan { global_sequences, micro_sequences: global_sequences / dp, seq_len };
@@ -114,7 +128,7 @@ impl<T: Trainable> Rank<'_, T> {
         Ok(micros)
     }
 
-    fn put(&mut self, name: &str, values: Vec<f64>) {
+    pub fn put(&mut self, name: &str, values: Vec<f64>) {
         self.out.insert(name.into(), (vec![values.len()], values));
     }
 
@@ -126,7 +140,7 @@ impl<T: Trainable> Rank<'_, T> {
     }
 
     /// Puts this rank's part of every parameter-shaped tensor that the goldens have under `prefix`.
-    fn put_pieces<'e, E: Float>(
+    pub fn put_pieces<'e, E: Float>(
         &mut self,
         prefix: &str,
         engine: &'e Engine<T>,
@@ -147,192 +161,39 @@ impl<T: Trainable> Rank<'_, T> {
         Ok(())
     }
 
-    /// Logits and everything inside, whole sequences and packed documents.
+    /// Logits and everything inside, each sequence one document.
     fn forward(&mut self) -> anyhow::Result<()> {
         let mut engine = self.engine(0.0)?;
-        for (batch, logits) in
-            [(self.golden.batch(), "logits"), (self.golden.packed_batch(), "packed/logits")]
-        {
-            let micro = &self.micros(&engine, &batch)?[0];
-            let info = engine.tokens(micro)?;
-            let mut hidden = Vec::new();
-            let (logits_tv, _) = engine.with_cx(&info, 0, |model, cx| {
-                model.logits(cx, |layer, x_td| hidden.push((layer, widened(&x_td.to_vec()))))
-            })?;
-            let (first, local) = (info.first_token as usize, info.local_range().start);
-            self.put_rows(logits, first, logits_tv.row_len(), &widened(&logits_tv.to_vec()));
-            if logits != "logits" {
-                continue;
-            }
-            for (name, columns, rows) in engine.with_cx(&info, 0, walk)? {
-                self.put_rows(&name, first + local, columns, &rows);
-            }
-            for (layer, rows) in hidden {
-                let name = layer.map_or("hidden/embed".into(), |layer| format!("hidden/layer{layer}"));
-                let columns = self.golden.hub.model.d_model;
-                let walked = self.out.remove(&name);
-                self.put_rows(&name, first + local, columns, &rows);
-                let same =
-                    |a: &[f64], b: &[f64]| a.iter().zip(b).all(|(a, b)| a == b || (a.is_nan() && b.is_nan()));
-                anyhow::ensure!(
-                    walked.is_some_and(|walked| same(&walked.1, &self.out[&name].1)),
-                    "{name}: the layers one by one give what the model gives"
-                );
-            }
-        }
-        Ok(())
-    }
-
-    /// Loss, balance loss, counts and the gradients of the cross-entropy.
-    fn gradients(&mut self) -> anyhow::Result<()> {
-        let mut engine = self.engine(0.0)?;
-        let micros = self.micros(&engine, &self.golden.batch())?;
-        let sums = engine.forward_backward(0, &micros)?;
-        let norm = gradient_norm(&engine.params, &engine.grads, &engine.mesh)?;
-        self.put("loss", vec![sums.loss.mean()]);
-        self.put("json/valid_targets", vec![sums.loss.valid_targets as f64]);
-        self.put("json/grad_norm_l2", vec![norm]);
-        if self.golden.hub.moe.is_some() {
-            let aux = Pooled::of(&sums.layers).loss();
-            self.put("aux_loss", vec![aux]);
-            self.put("total_loss", vec![sums.loss.mean() + self.golden.number(&["aux_coef"]) * aux]);
-        }
-        for (layer, report) in &sums.layers {
-            let counts = report.counts_e.iter().map(|c| *c as f64).collect();
-            self.put(&format!("json/counts/layer{layer}"), counts);
-        }
-        self.put_pieces("grad", &engine, |id| engine.grads.get(id))
-    }
-
-    /// Five steps on the cross-entropy alone.
-    fn train(&mut self) -> anyhow::Result<()> {
-        let mut engine = self.engine(0.0)?;
-        let (mut curves, mut norm_weights) = (Curves::default(), Vec::new());
-        for step in 0..self.golden.steps() {
-            let micros = self.micros(&engine, &self.golden.train_batch(step))?;
-            let outcome = engine.step(step as u64, &micros)?;
-            curves.add(outcome.loss.mean(), Pooled::of(&outcome.layers).loss(), 0.0, outcome.grad_norm);
-            let norm = engine.params.find("final_norm").expect("a final norm");
-            norm_weights.extend(widened(&engine.params.value(norm).to_vec()));
-        }
-        self.put("train/norm_weight_per_step", norm_weights);
-        self.put_curves("train", curves, &mut engine)?;
-        self.put_pieces("final", &engine, |id| engine.params.value(id))
-    }
-
-    fn put_curves(&mut self, run: &str, curves: Curves, engine: &mut Engine<T>) -> anyhow::Result<()> {
-        let micros = self.micros(engine, &self.golden.train_batch(0))?;
-        let last = engine.evaluate(0, &micros)?.mean();
-        self.put(&format!("json/{run}/final_ce_on_batch0"), vec![last]);
-        self.put(&format!("json/{run}/ce"), curves.ce);
-        self.put(&format!("json/{run}/grad_norm"), curves.grad_norm);
-        if self.golden.hub.moe.is_some() {
-            self.put(&format!("json/{run}/aux"), curves.aux);
-            self.put(&format!("json/{run}/total"), curves.total);
-        }
-        Ok(())
-    }
-
-    /// Coefficient of our global loss, a layer's own mean over N tokens divided by K, that makes the gradient of
-    /// the pooled loss over the L·N rows of L layers, once the counts are the pooled ones:
-    /// E C / (L N)² = coefficient · E C / (K N²).
-    fn pooled_coefficient(&self) -> f64 {
-        let layers = self.golden.hub.model.dense.iter().filter(|dense| !**dense).count();
-        let top_k = self.golden.hub.moe.as_ref().map_or(0, |moe| moe.top_k);
-        top_k as f64 / (layers * layers) as f64
-    }
-
-    /// Forward, pooled counts, backward, sums over replicas: the gradients of the cross-entropy and of the pooled
-    /// loss. Returns the mean cross-entropy and the pooled loss.
-    fn pooled_step(
-        &self,
-        engine: &mut Engine<T>,
-        step: u64,
-        batch: &GlobalBatch,
-    ) -> anyhow::Result<(f64, f64)> {
-        engine.grads.clear();
-        let micro = &self.micros(engine, batch)?[0];
+        let micro = &self.micros(&engine, &self.golden.batch())?[0];
         let info = engine.tokens(micro)?;
-        let mut in_flight = engine.with_cx(&info, step, |model, cx| model.forward(cx))?;
-        let own = [in_flight.loss.nll_sum, in_flight.loss.valid_targets as f64];
-        let (mesh, device) = (&engine.mesh, &engine.device);
-        let loss = mesh.dp_cp().all_reduce_f64(Purpose::Metrics, device, &own, Reduce::Sum)?;
-        let mut reports = Vec::new();
-        for (layer, report) in &in_flight.reports {
-            let all =
-                mesh.tp_dp_cp().all_reduce_f64(Purpose::Metrics, device, &report.pack(), Reduce::Sum)?;
-            reports.push((*layer, MoeReport::unpack(&all, report.counts_e.len())));
+        let first = info.first_token as usize + info.local_range().start;
+        for (name, columns, rows) in engine.with_cx(&info, 0, walk)? {
+            self.put_rows(&name, first, columns, &rows);
         }
-        let pooled = Pooled::of(&reports);
-        reports.iter_mut().for_each(|(_, report)| report.balance_counts_e.clone_from(&pooled.counts_e));
-        engine.model.set_global_counts(&mut in_flight, &reports);
-        engine.with_cx(&info, step, |model, cx| model.backward(in_flight, cx))?;
-        let Engine { params, grads, mesh, phases, settings, .. } = engine;
-        reduce_gradients(params, grads, mesh, phases, settings.reduce)?;
-        Ok((if loss[1] == 0.0 { 0.0 } else { loss[0] / loss[1] }, pooled.loss()))
-    }
-
-    /// Gradients of the pooled loss alone: no target counts.
-    fn aux_gradients(&mut self) -> anyhow::Result<()> {
-        let mut engine = self.engine(self.pooled_coefficient())?;
-        self.pooled_step(&mut engine, 0, &self.golden.batch_without_targets())?;
-        self.put_pieces("aux_grad", &engine, |id| engine.grads.get(id))
-    }
-
-    /// Five steps on the cross-entropy and the pooled loss.
-    fn train_with_aux(&mut self) -> anyhow::Result<()> {
-        let coefficient = self.golden.number(&["aux_coef"]);
-        let mut engine = self.engine(coefficient * self.pooled_coefficient())?;
-        let mut curves = Curves::default();
-        for step in 0..self.golden.steps() {
-            let (ce, aux) = self.pooled_step(&mut engine, step as u64, &self.golden.train_batch(step))?;
-            let lr = engine.settings.lr.at(step as u64);
-            let Engine { optimizer, params, grads, mesh, phases, .. } = &mut engine;
-            let report = optimizer.step(params, grads, mesh, phases, lr)?;
-            curves.add(ce, aux, coefficient, report.grad_norm);
+        let columns = self.golden.hub.model.d_model;
+        for (layer, rows) in self.logits("logits", &self.golden.batch())? {
+            let name = layer.map_or("hidden/embed".into(), |layer| format!("hidden/layer{layer}"));
+            let walked = &self.out[&name].1[first * columns..][..rows.len()];
+            anyhow::ensure!(walked == rows, "{name}: the layers one by one give what the model gives");
         }
-        self.put_curves("train_with_aux", curves, &mut engine)?;
-        self.put_pieces("final_with_aux", &engine, |id| engine.params.value(id))
-    }
-}
-
-/// Numbers of each step.
-#[derive(Default)]
-struct Curves {
-    ce: Vec<f64>,
-    aux: Vec<f64>,
-    total: Vec<f64>,
-    grad_norm: Vec<f64>,
-}
-
-impl Curves {
-    fn add(&mut self, ce: f64, aux: f64, coefficient: f64, grad_norm: f64) {
-        self.ce.push(ce);
-        self.aux.push(aux);
-        self.total.push(ce + coefficient * aux);
-        self.grad_norm.push(grad_norm);
-    }
-}
-
-/// The rows of all MoE layers, one under the other.
-#[derive(Default)]
-struct Pooled {
-    counts_e: Vec<i64>,
-    score_sums_e: Vec<f64>,
-    rows: f64,
-}
-
-impl Pooled {
-    fn of(layers: &[(usize, MoeReport)]) -> Pooled {
-        let mut sum = MoeReport::default();
-        layers.iter().for_each(|(_, report)| sum.add(report));
-        Pooled { counts_e: sum.balance_counts_e, score_sums_e: sum.score_sums_e, rows: sum.tokens as f64 }
+        Ok(())
     }
 
-    /// transformers' load_balancing_loss: E sum f P, f = picks / rows, P = mean score. Uniform routing gives K.
-    fn loss(&self) -> f64 {
-        let products = self.counts_e.iter().zip(&self.score_sums_e).map(|(c, s)| *c as f64 * s);
-        self.counts_e.len() as f64 * products.sum::<f64>() / (self.rows * self.rows).max(1.0)
+    /// Logits of the same tokens cut into documents.
+    fn packed_forward(&mut self) -> anyhow::Result<()> {
+        self.logits("packed/logits", &self.golden.packed_batch()).map(|_| ())
+    }
+
+    /// Puts the logits of a batch and returns this rank's rows of the residual stream by layer.
+    fn logits(&mut self, name: &str, batch: &GlobalBatch) -> anyhow::Result<Vec<(Option<usize>, Vec<f64>)>> {
+        let mut engine = self.engine(0.0)?;
+        let info = engine.tokens(&self.micros(&engine, batch)?[0])?;
+        let mut hidden = Vec::new();
+        let (logits_tv, _) = engine.with_cx(&info, 0, |model, cx| {
+            model.logits(cx, |layer, x_td| hidden.push((layer, widened(&x_td.to_vec()))))
+        })?;
+        self.put_rows(name, info.first_token as usize, logits_tv.row_len(), &widened(&logits_tv.to_vec()));
+        Ok(hidden)
     }
 }
 
@@ -366,6 +227,7 @@ fn walk<T: Trainable>(model: &Model<T>, cx: &mut Cx<T>) -> anyhow::Result<Vec<(S
     Ok(out)
 }
 
-fn widened<E: Float>(values: &[E]) -> Vec<f64> {
+/// The values in f64.
+pub fn widened<E: Float>(values: &[E]) -> Vec<f64> {
     values.iter().map(|x| x.to_f64()).collect()
 }
