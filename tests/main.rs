@@ -7,6 +7,7 @@ mod faults_store;
 mod fixtures;
 mod golden;
 mod interrupted;
+mod docs;
 mod lexer;
 mod resume;
 mod runs;

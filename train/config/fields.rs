@@ -184,18 +184,22 @@ pub fn describe() -> Vec<Field> {
 
 /// The reference of all fields as Markdown, one table a section.
 pub fn reference_markdown() -> String {
-    let mut text = String::new();
+    let mut text = String::from(
+        "# Settings\n\nEvery setting, as `plica settings --markdown` prints it. A configuration is TOML with these \
+         sections; `--set moe.top_k=4`\nchanges one setting; `--dry-run` prints the resolved whole. Later wins: \
+         defaults, preset, file, `--set`.\n",
+    );
     let mut section = "";
     for field in describe() {
         let (head, _) = field.name.rsplit_once('.').expect("a field stands in a section");
         if head != section {
             section = head;
             text.push_str(&format!(
-                "\n### [{section}]\n\n| field | value | default | meaning |\n|---|---|---|---|\n"
+                "\n## [{section}]\n\n| field | value | default | meaning |\n|---|---|---|---|\n"
             ));
         }
         let kind = field.kind.replace('|', "\\|");
         text.push_str(&format!("| `{}` | {kind} | `{}` | {} |\n", field.name, field.default, field.meaning));
     }
-    text.trim_start().to_string()
+    text
 }

@@ -143,7 +143,7 @@ fn every_field_is_described_and_every_described_field_exists() {
     let lr = described.iter().find(|field| field.name == "train.lr").unwrap();
     assert_eq!((lr.default.as_str(), lr.kind.as_str()), ("0.001", "number"));
     let reference = reference_markdown();
-    assert!(reference.starts_with("### [run]\n\n| field |"));
+    assert!(reference.starts_with("# Settings\n") && reference.contains("\n## [run]\n\n| field |"));
     assert!(reference.contains("| `moe.score` | softmax \\| sigmoid | `\"softmax\"` |"), "{reference}");
     assert_eq!(reference.lines().filter(|line| line.starts_with("| `")).count(), described.len());
 }

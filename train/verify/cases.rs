@@ -118,7 +118,7 @@ const TRAPS: &[Trap] = &[
         |l| l.dp() <= 4,
     ),
     (
-        "trap: capacity above the token count with padding (megatron 3.4)",
+        "trap: capacity above the token count with padding (megatron-core)",
         &["moe.capacity.factor=\"8\"", "moe.capacity.pad=true"],
         |_| true,
     ),
@@ -133,7 +133,7 @@ const TRAPS: &[Trap] = &[
         |l| l.tp() > 1,
     ),
     (
-        "trap: bias counters after dropping (megatron 1.3)",
+        "trap: bias counters after dropping (megatron-core)",
         &["moe.score=sigmoid", "moe.bias_update_rate=0.1", "moe.capacity.factor=\"0.75\""],
         |_| true,
     ),
