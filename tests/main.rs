@@ -2,12 +2,12 @@
 
 mod checkpoints;
 mod contents;
+mod docs;
 mod faults;
 mod faults_store;
 mod fixtures;
 mod golden;
 mod interrupted;
-mod docs;
 mod lexer;
 mod resume;
 mod runs;
