@@ -1,8 +1,10 @@
 //! The integration tests, one module a theme: `cargo test --test main tidy` runs that part.
 
+mod accounting;
 mod checkpoints;
 mod contents;
 mod docs;
+mod equivalence;
 mod faults;
 mod faults_store;
 mod fixtures;
