@@ -44,8 +44,3 @@ pub fn data_folder(variable: &str, default: &str, test: &str) -> Option<PathBuf>
 pub fn golden(test: &str) -> Option<PathBuf> {
     data_folder("PLICA_GOLDEN", "../shared/golden", test)
 }
-
-/// Folder of the reference fixtures.
-pub fn reference(test: &str) -> Option<PathBuf> {
-    data_folder("PLICA_REFERENCE", "../shared/reference", test)
-}

@@ -91,7 +91,9 @@ pub fn relative_differences(who: &str, found: &Tensors, expected: &Tensors, tole
     for (name, (_, expected)) in expected {
         let largest = expected.iter().fold(0.0f64, |m, x| m.max(x.abs()));
         let pairs = found[name].1.iter().zip(expected).enumerate();
-        let mut wrong = pairs.filter(|(_, (a, b))| !((**a - **b).abs() <= tolerance * largest));
+        // A NaN is not close to anything.
+        let close = |a: f64, b: f64| (a - b).abs() <= tolerance * largest;
+        let mut wrong = pairs.filter(|(_, (a, b))| !close(**a, **b));
         all.extend(wrong.next().map(|(i, (a, b))| format!("{who}: {name}[{i}] is {a} and should be {b}")));
     }
     all

@@ -199,6 +199,9 @@ impl<'a> Fields<'a> {
 fn same(text: &str, value: &Value) -> bool {
     match (text.parse::<f64>(), value.as_f64()) {
         (Ok(a), Some(b)) => a == b,
-        _ => text == value.to_string(),
+        _ => {
+            let json = value.to_string();
+            text == json
+        }
     }
 }
