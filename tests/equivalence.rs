@@ -221,7 +221,7 @@ fn a_step_without_any_target_changes_nothing_but_the_decay() {
     for layout in [ONE, FOLDED] {
         let config = runs.config(&[layout, &["train.precision=f64", "train.weight_decay=0.0"]]);
         let empty = thinned(&config, 0, |_| false);
-        let ranks = trained(&config, &[empty.clone()]);
+        let ranks = trained(&config, std::slice::from_ref(&empty));
         let before = on_engines::<f64, _>(&config, quick(), |_, engine, _| {
             Ok(engine.params.export().map(|(_, p, v)| (p.clone(), v)).collect::<Vec<_>>())
         })
