@@ -5,7 +5,7 @@
 //! is in `tests/fixtures/golden_layer` and is always checked.
 
 mod compare;
-mod data;
+pub mod data;
 mod hub;
 mod run;
 mod steps;

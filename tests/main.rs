@@ -9,6 +9,7 @@ mod faults;
 mod faults_store;
 mod fixtures;
 mod golden;
+mod golden_ops;
 mod interrupted;
 mod lexer;
 mod resume;

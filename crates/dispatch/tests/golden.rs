@@ -69,6 +69,25 @@ fn capacity_decisions() {
 }
 
 #[test]
+fn capacity_formula() {
+    let default = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/golden");
+    let folder = std::env::var_os("PLICA_GOLDEN").map_or_else(|| PathBuf::from(default), PathBuf::from);
+    let path = folder.join("ops/ops.json");
+    let Ok(text) = std::fs::read_to_string(&path) else {
+        println!("skipped: capacity_formula: no golden data at {}", path.display());
+        return;
+    };
+    let json: serde_json::Value = serde_json::from_str(&text).expect("json");
+    let rows = json["capacity"]["formula"]["cases"].as_array().expect("rows");
+    assert!(rows.len() >= 9, "{} rows", rows.len());
+    for row in rows {
+        let count = |column: usize| row[column].as_u64().expect("a count") as usize;
+        let factor = Factor::from_number(row[3].as_f64().expect("a factor")).unwrap();
+        assert_eq!(capacity(count(0), count(1), count(2), &factor, 0).unwrap(), count(4), "{row}");
+    }
+}
+
+#[test]
 fn rows_of_the_dispatch_buffer() {
     let Some(goldens) = load("moe_layer") else { return };
     for case in cases(&goldens, "/perm_token") {

@@ -4,7 +4,7 @@
 use plica_kernels::check::assert_close;
 use plica_moe::balance::{RowSets, balance_backward, balance_slopes, balance_sums, balance_value};
 use plica_moe::bias::update_bias;
-use plica_moe::score::ScoreFunction;
+use plica_moe::score::{ScoreFunction, log_sum_exp};
 use plica_moe::sinkhorn::sinkhorn;
 use plica_moe::topk::{GroupLimit, select_top_k};
 use plica_moe::weighting::{SoftmaxOrder, Weigh, Weighting};
@@ -96,6 +96,8 @@ fn sinkhorn_routing() {
         assert_close(&case, &matrix, &goldens[&format!("{case}/normalised")].1, TOLERANCE);
         let ids = select_top_k(&matrix, experts, k, None, &vec![false; tokens]);
         assert_eq!(ids_of(&ids), goldens[&format!("{case}/topk_ids")].1, "{case}");
+        let plain = select_top_k(&logits, experts, k, None, &vec![false; tokens]);
+        assert_eq!(ids_of(&plain), goldens[&format!("{case}/topk_ids_without_sinkhorn")].1, "{case}");
         let score = if k == 1 { ScoreFunction::Sigmoid } else { ScoreFunction::Softmax };
         let rule = Weighting { score, ..softmax_rule(false) };
         let weights = rule.weights_forward(&logits, experts, &ids, k);
@@ -125,13 +127,17 @@ fn balance_case(goldens: &Goldens, case: &str) {
     let sums = balance_sums(function, &logits, experts, k, &rows);
     let counts: Vec<f64> = sums.counts_se.iter().map(|&c| c as f64).collect();
     assert_eq!(counts, goldens[&format!("{case}/counts")].1, "{case}");
-    let (mut slopes, mut loss) = (Vec::new(), 0.0);
+    let (mut slopes, mut losses) = (Vec::new(), Vec::new());
     for (counts_e, sums_e) in sums.counts_se.chunks(experts).zip(sums.score_sums_se.chunks(experts)) {
         let set_tokens = sums.tokens / sequences as u64;
         let share = factor / sequences as f64;
-        loss += share * balance_value(counts_e, sums_e, k, set_tokens);
+        losses.push(factor * balance_value(counts_e, sums_e, k, set_tokens));
         slopes.extend(balance_slopes(counts_e, k, set_tokens).iter().map(|s| s * share));
     }
+    if let Some((_, expected)) = goldens.get(&format!("{case}/loss_per_sequence")) {
+        assert_close(case, &losses, expected, TOLERANCE);
+    }
+    let loss = losses.iter().sum::<f64>() / sequences as f64;
     assert_close(case, &[loss], &goldens[&format!("{case}/loss")].1, TOLERANCE);
     let mut grad = vec![0.0; logits.len()];
     balance_backward(function, &logits, &rows, &slopes, 0.0, &mut grad);
@@ -157,6 +163,10 @@ fn z_loss() {
         let padding_t: Vec<bool> = (0..tokens).map(|t| valid.is_some_and(|v| v.1[t] == 0.0)).collect();
         let rows = RowSets { sequences: 1, sequence_t: &vec![0; tokens], padding_t: &padding_t };
         let sums = balance_sums(ScoreFunction::Softmax, &logits, experts, 1, &rows);
+        if let Some((_, expected)) = goldens.get(&format!("{case}/lse")) {
+            let lse: Vec<f32> = logits.chunks(experts).map(log_sum_exp).collect();
+            assert_close(&case, &wide(&lse), expected, TOLERANCE);
+        }
         let slope = 1.0 / sums.tokens as f64;
         assert_close(&case, &[sums.z_sum * slope], &goldens[&format!("{case}/loss")].1, TOLERANCE);
         let mut grad = vec![0.0; logits.len()];

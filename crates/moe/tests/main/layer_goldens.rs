@@ -73,6 +73,8 @@ struct Part {
     y: Vec<f64>,
     dx: Vec<f64>,
     ids: Vec<f64>,
+    logits: Vec<f64>,
+    weights: Vec<f64>,
     grads: Vec<(Piece, Vec<f64>)>,
 }
 
@@ -94,6 +96,8 @@ fn golden_step(
     let part = |name: &str| &goldens[&format!("{case}/{name}")].1[rows.start * width..rows.end * width];
     let (x_td, dy_td) = (rank.tensor(width, part("x")), rank.tensor(width, part("d_y")));
     let (layer, mut cx) = rank.cx(&tokens, cut, 0, 1);
+    let (routing, router, _) = layer.router().forward(&x_td, &cx)?;
+    let (logits, weights) = (wide(&router.logits_te().to_vec()), wide(&routing.weights_tk.to_vec()));
     let (y_td, saved, _) = layer.forward(&x_td, &mut cx)?;
     let ids = ids_of(&saved.choice().kept_ids_tk().to_vec());
     let dx_td = layer.backward(saved, &dy_td, &mut cx)?;
@@ -104,7 +108,8 @@ fn golden_step(
             grads.push((piece.clone(), wide(&piece.copy_out(rank.grads.get(id)))));
         }
     }
-    Ok(Part { first: rows.start, y: wide(&y_td.to_vec()), dx: wide(&dx_td.to_vec()), ids, grads })
+    let (y, dx) = (wide(&y_td.to_vec()), wide(&dx_td.to_vec()));
+    Ok(Part { first: rows.start, y, dx, ids, logits, weights, grads })
 }
 
 fn check_case(goldens: &Goldens, case: &str, cut: &Cut) {
@@ -137,6 +142,14 @@ fn check_case(goldens: &Goldens, case: &str, cut: &Cut) {
         .map(|i| if dropped.is_some_and(|keep| keep.1[i] == 0.0) { -1.0 } else { at("topk_ids").1[i] })
         .collect();
     assert_eq!(laid(tokens * k, ids.iter()), expected, "{case}: experts");
+    let logits: Vec<_> = parts.iter().map(|p| (p.first * experts, p.logits.clone())).collect();
+    let weights: Vec<_> = parts.iter().map(|p| (p.first * k, p.weights.clone())).collect();
+    let name = |part: &str| format!("{case} {part}");
+    assert_close(&name("logits"), &laid(tokens * experts, logits.iter()), &at("logits").1, TOLERANCE);
+    // The weight of a dropped assignment is 0.
+    let kept: Vec<f64> =
+        at("topk_weights").1.iter().zip(&expected).map(|(w, id)| if *id < 0.0 { 0.0 } else { *w }).collect();
+    assert_close(&name("weights"), &laid(tokens * k, weights.iter()), &kept, TOLERANCE);
     assert_close(&format!("{case} y"), &laid(tokens * width, y.iter()), &at("y").1, TOLERANCE);
     assert_close(&format!("{case} dx"), &laid(tokens * width, dx.iter()), &at("grad_x").1, TOLERANCE);
     let pieces: Vec<Piece> = parts.iter().flat_map(|p| &p.grads).map(|(piece, _)| piece.clone()).collect();
