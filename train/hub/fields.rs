@@ -58,6 +58,9 @@ const NEUTRAL: &[(&str, &[&str], &str)] = &[
     ("use_sliding_window", &["false", "null"], "sliding windows"),
 ];
 
+/// Largest size: far above every model, far below what overflows when sizes are multiplied.
+const MAX_COUNT: usize = 1 << 24;
+
 /// Fields of a configuration, and the mistakes found so far.
 pub(super) struct Fields<'a> {
     map: &'a Map<String, Value>,
@@ -83,9 +86,9 @@ impl<'a> Fields<'a> {
     /// A whole number, if the field is there.
     pub(super) fn count_or_none(&mut self, name: &'static str, least: usize) -> Option<usize> {
         let value = self.value(name)?;
-        let count = value.as_u64().map(|c| c as usize).filter(|c| (least..=i32::MAX as usize).contains(c));
+        let count = value.as_u64().map(|c| c as usize).filter(|c| (least..=MAX_COUNT).contains(c));
         if count.is_none() {
-            self.problem(format!("{name} = {value}: it must be a whole number of at least {least}"));
+            self.problem(format!("{name} = {value}: it must be a whole number in {least}..={MAX_COUNT}"));
         }
         count
     }
@@ -197,11 +200,9 @@ impl<'a> Fields<'a> {
 
 /// Whether a value is the one of a JSON text; numbers by value.
 fn same(text: &str, value: &Value) -> bool {
-    match (text.parse::<f64>(), value.as_f64()) {
-        (Ok(a), Some(b)) => a == b,
-        _ => {
-            let json = value.to_string();
-            text == json
-        }
+    let allowed: Value = serde_json::from_str(text).expect("the table holds JSON");
+    match (allowed.as_f64(), value.as_f64()) {
+        (Some(a), Some(b)) => a == b,
+        _ => allowed == *value,
     }
 }

@@ -157,3 +157,40 @@ fn other_architectures_are_refused_with_the_supported_ones() {
         assert!(matches!(HubModel::parse(text), Err(HubError::Syntax(_))), "{text}");
     }
 }
+
+/// Every field replaced by every kind of nonsense: a configuration or an error that names the field, no panic.
+#[test]
+fn nonsense_in_any_field_is_refused_by_name() {
+    let nonsense = [
+        json!(null),
+        json!(-1),
+        json!(0),
+        json!(1.5),
+        json!(1e300),
+        json!(u64::MAX),
+        json!(""),
+        json!("silu"),
+        json!([]),
+        json!([[1]]),
+        json!([u64::MAX]),
+        json!({"rope_type": 3}),
+        json!(true),
+    ];
+    for architecture in Architecture::ALL {
+        let plain = config(architecture.class());
+        let optional = ["rope_theta", "rope_parameters", "tie_word_embeddings", "decoder_sparse_step"];
+        let fields: Vec<&str> =
+            plain.as_object().expect("an object").keys().map(String::as_str).chain(optional).collect();
+        for field in fields {
+            for value in &nonsense {
+                let mut config = plain.clone();
+                config[field] = value.clone();
+                if let Err(error) = parse(&config) {
+                    let text = error.to_string();
+                    let names = text.contains(field) || field == "architectures";
+                    assert!(names, "{architecture}, {field} = {value}: {text}");
+                }
+            }
+        }
+    }
+}
