@@ -18,20 +18,6 @@ use crate::step::Engine;
 /// Steps over which the load of the summary is taken.
 const WINDOW_STEPS: usize = 20;
 
-/// Purposes in the order of the tables.
-const PURPOSES: [Purpose; 10] = [
-    Purpose::GatherWeights,
-    Purpose::ReduceGradients,
-    Purpose::TensorParallel,
-    Purpose::ContextRing,
-    Purpose::Dispatch,
-    Purpose::Combine,
-    Purpose::Pipeline,
-    Purpose::Balance,
-    Purpose::Metrics,
-    Purpose::Control,
-];
-
 /// Reports of the last steps.
 pub(super) type LayerWindow = Vec<(usize, MoeReport)>;
 
@@ -43,7 +29,7 @@ impl Books {
     /// The books of this rank now.
     pub(super) fn now<T: Trainable>(engine: &Engine<T>) -> Books {
         let mut counted: Vec<f64> = engine.phases.total_ns().iter().map(|ns| *ns as f64).collect();
-        for purpose in PURPOSES {
+        for purpose in Purpose::ALL {
             let traffic = engine.recorder.by_purpose(purpose);
             counted.extend([traffic.sent_bytes as f64, traffic.operations as f64]);
         }
@@ -115,7 +101,7 @@ pub(super) fn rank_sums<T: Trainable>(engine: &Engine<T>, own: &Books) -> Result
         .filter(|(_, ns)| **ns > 0.0)
         .map(|(phase, ns)| (phase.name().to_string(), (ns / world.size() as f64) as u64))
         .collect();
-    let bytes = PURPOSES
+    let bytes = Purpose::ALL
         .iter()
         .zip(traffic.chunks(2))
         .filter(|(_, sums)| sums[1] > 0.0)

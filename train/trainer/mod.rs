@@ -9,6 +9,7 @@ mod screen;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use plica_comm::launch::{LaunchOptions, run_ranks};
 use plica_kernels::{Device, bf16, probe};
@@ -21,6 +22,9 @@ use crate::report::RunReport;
 
 pub use rank::engine;
 pub use save::{load_state, save_state};
+
+/// How long a rank waits for another: longer than a checkpoint of a large model takes to write.
+const DEADLINE: Duration = Duration::from_secs(600);
 
 /// What the program around a run decides.
 #[derive(Debug)]
@@ -77,6 +81,7 @@ pub fn pretrain(config: &Config, context: &RunContext<'_>) -> anyhow::Result<Fin
     let options = LaunchOptions {
         threads_per_rank: threads_per_rank(config, context.cores),
         budget_bytes: context.budget_bytes,
+        deadline: DEADLINE,
         ..LaunchOptions::default()
     };
     let threads = options.threads_per_rank * config.layout.world();
