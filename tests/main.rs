@@ -2,6 +2,7 @@
 
 mod accounting;
 mod checkpoints;
+mod cli;
 mod contents;
 mod docs;
 mod equivalence;

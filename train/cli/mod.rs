@@ -80,7 +80,8 @@ fn fail(error: &anyhow::Error) -> ExitCode {
 fn start_log() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("PLICA_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let colours = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).init();
 }
 
 fn surroundings() -> anyhow::Result<Surroundings> {

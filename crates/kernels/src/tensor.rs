@@ -54,7 +54,8 @@ impl<T: Element> Tensor<T> {
         if let Err(mut error) = device.ledger().add(category, bytes) {
             error.reserved_bytes = device.reserved_bytes();
             error.largest_reserved_bytes = device.cache().largest_bytes();
-            std::panic::panic_any(*error);
+            // Without the panic hook: it would print a payload that it cannot name before the message.
+            std::panic::resume_unwind(error);
         }
         let block = Some(device.cache().take(bytes as usize));
         let buffer = Buffer { block, bytes, category: AtomicU8::new(category as u8), device: device.clone() };
