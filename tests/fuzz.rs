@@ -148,7 +148,8 @@ fn headers_that_lie_are_errors() {
         format!("{{\"a\":{{\"dtype\":\"{dtype}\",\"shape\":{shape},\"data_offsets\":{offsets}}}}}")
     };
     let two = |a: &str, b: &str| {
-        let tensor = |offsets: &str| format!("{{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":{offsets}}}");
+        let tensor =
+            |offsets: &str| format!("{{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":{offsets}}}");
         format!("{{\"a\":{},\"b\":{}}}", tensor(a), tensor(b))
     };
     let good = one("F32", "[2]", "[0,8]");
@@ -186,7 +187,8 @@ fn headers_that_lie_are_errors() {
     let bad = bad.into_iter().chain(headers.iter().map(|h| tensor_file(h.len() as u64, h, 8)));
     for (number, contents) in bad.enumerate() {
         std::fs::write(&path, &contents).unwrap();
-        let text = read_all(&path).expect_err(&format!("file {number}: {:?}", String::from_utf8_lossy(&contents)));
+        let text =
+            read_all(&path).expect_err(&format!("file {number}: {:?}", String::from_utf8_lossy(&contents)));
         assert!(text.contains("x.safetensors"), "{text}");
     }
     std::fs::write(&path, tensor_file(good.len() as u64, &good, 8)).unwrap();
@@ -199,7 +201,8 @@ fn integers_in_a_model_file_are_no_weights() {
     let path = folder.path().join("x.safetensors");
     let header = "{\"a\":{\"dtype\":\"I64\",\"shape\":[1],\"data_offsets\":[0,8]}}";
     std::fs::write(&path, tensor_file(header.len() as u64, header, 8)).unwrap();
-    let text = TensorFile::open(&path).unwrap().check(&[("a".to_string(), vec![1])].into()).unwrap_err().to_string();
+    let text =
+        TensorFile::open(&path).unwrap().check(&[("a".to_string(), vec![1])].into()).unwrap_err().to_string();
     assert!(text.contains("no float (1): a is I64"), "{text}");
 }
 
@@ -280,14 +283,17 @@ fn data_of_any_bytes_is_tokens_below_the_vocabulary_or_an_error() {
             match Data::load(&spec, folder.path()) {
                 Err(error) => prop_assert!(!error.to_string().is_empty()),
                 Ok(data) => {
-                    for (split, step) in [(Split::Train, 0), (Split::Train, 1 << 40), (Split::Validation, 1)] {
+                    for (split, step) in [(Split::Train, 0), (Split::Train, 1 << 40), (Split::Validation, 1)]
+                    {
                         if split == Split::Validation && !data.has_validation() {
                             continue;
                         }
                         let batch = data.batch(split, step);
                         prop_assert_eq!(batch.len(), 3 * seq_len);
                         prop_assert!(batch.tokens.iter().all(|id| (*id as usize) < vocab));
-                        prop_assert!(batch.targets.iter().all(|id| *id == -100 || (0..vocab as i32).contains(id)));
+                        prop_assert!(
+                            batch.targets.iter().all(|id| *id == -100 || (0..vocab as i32).contains(id))
+                        );
                     }
                 }
             }

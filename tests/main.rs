@@ -9,6 +9,7 @@ mod equivalence;
 mod faults;
 mod faults_store;
 mod fixtures;
+mod fuzz;
 mod golden;
 mod golden_ops;
 mod interrupted;
