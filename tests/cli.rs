@@ -218,7 +218,7 @@ fn pretrain_writes_a_run_folder_and_resume_finds_the_newest_run_with_its_configu
     contains(&done, &["run.steps = 4", "already holds 4 steps", "--set run.steps=8"]);
     let (text, _) = expect(folder.path(), &["pretrain", "--resume", "--set", "run.steps=8"], 0);
     contains(&text, &["resumed after step 4", "step 8/8"]);
-    assert_eq!(names(&runs), [name.clone()], "the same folder goes on");
+    assert_eq!(names(&runs), std::slice::from_ref(&name), "the same folder goes on");
     assert_eq!(records().iter().map(|r| r.step).collect::<Vec<_>>(), (1..=8).collect::<Vec<_>>());
     // The same in one go, in a folder of its own.
     pretrain(folder.path(), &["--set", "run.steps=8", "--set", "run.dir=straight"], 0);
