@@ -59,7 +59,7 @@ fn s24_constants_stay_with_their_expert_in_every_layout() {
     let uninterrupted = on_engines::<f64, _>(&config, quick(), |_, engine, data| {
         fill_experts(engine);
         engine.optimizer.set_steps(3);
-        save_state(engine, &store, &config, 3)?;
+        save_state(engine, &store, &config, data, 3)?;
         Ok(step(engine, &config, data, 3)?.loss.mean())
     })
     .unwrap()[0];

@@ -127,6 +127,13 @@ fn a_run_that_would_see_other_batches_is_refused_by_name() {
         let text = runs.train("run", &[&[&resume, set]]).unwrap_err().to_string();
         assert!(text.contains(field) && text.contains("set them back"), "{set}: {text}");
     }
+    // The same place with other contents is noticed too.
+    let text_file = runs.path().join("text");
+    let contents = std::fs::read(&text_file).unwrap();
+    std::fs::write(&text_file, [contents.as_slice(), b"one more line"].concat()).unwrap();
+    let text = runs.train("run", &[&[&resume]]).unwrap_err().to_string();
+    assert!(text.contains("train tokens of the data is 525, the checkpoint's run had 512"), "{text}");
+    std::fs::write(&text_file, contents).unwrap();
     let before = std::fs::read(runs.run("run").join("config.toml")).unwrap();
     let text = runs.train("run", &[&[&resume, "run.steps=2"]]).unwrap_err().to_string();
     assert!(text.contains("run.steps = 2") && text.contains("already holds 2 steps"), "{text}");
@@ -185,4 +192,45 @@ fn latest_is_the_newest_run_and_its_newest_checkpoint() {
     for path in [dir.clone(), dir.join("checkpoints"), runs.checkpoint("runs/old", 4)] {
         assert_eq!(plica::trainer::config_of_run(&path), Some(dir.join("config.toml")));
     }
+}
+
+#[test]
+fn going_back_to_an_older_checkpoint_puts_the_later_ones_aside_until_a_new_one_is_complete() {
+    let runs = Runs::new("rewind");
+    let every = ["run.checkpoint_every=2", "run.keep=2"];
+    runs.train("run", &[&every, &["run.steps=6"]]).unwrap();
+    let root = runs.run("run").join("checkpoints");
+    let resume = runs.resume(&runs.checkpoint("run", 4));
+    // It diverges before its first save: neither the old future nor the metrics of it come back.
+    let diverges = ["run.steps=8", &resume, "train.lr=1e300", "train.min_lr=1e300", "train.clip=0"];
+    let error = runs.train("run", &[&every, &diverges]).unwrap_err();
+    assert!(format!("{error:#}").contains("a too large learning rate"), "{error:#}");
+    let (found, _) = plica::checkpoint::open(&runs.run("run")).unwrap();
+    assert_eq!(found.manifest.step, 4);
+    assert!(root.join(".abandoned-step-00000006").exists(), "nothing is deleted yet");
+    assert_eq!(std::fs::read_to_string(root.join("latest")).unwrap(), "step-00000004");
+    // A better rate: the new checkpoint of step 6 stays, the abandoned one goes.
+    runs.train("run", &[&every, &["run.steps=6", &resume, "train.lr=2e-3"]]).unwrap();
+    let mut names: Vec<String> = std::fs::read_dir(&root)
+        .unwrap()
+        .flatten()
+        .map(|e| e.file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    assert_eq!(names, ["latest", "step-00000004", "step-00000006"]);
+}
+
+#[test]
+fn the_metrics_of_another_run_are_never_cut() {
+    let runs = Runs::new("other-run");
+    runs.train("a", &[&["run.steps=2"]]).unwrap();
+    runs.train("b", &[&["run.steps=5"]]).unwrap();
+    let resume = runs.resume(&runs.run("a"));
+    let text = runs.train("b", &[&[&resume, "run.steps=4"]]).unwrap_err().to_string();
+    assert!(text.contains("already holds a run"), "{text}");
+    assert_eq!(records(&runs.run("b")).len(), 5);
+    // A new folder of its own is fine: the run branches off.
+    runs.train("c", &[&[&resume, "run.steps=4"]]).unwrap();
+    assert_eq!(records(&runs.run("c")).iter().map(|r| r.step).collect::<Vec<_>>(), [3, 4]);
+    assert_eq!(records(&runs.run("a")).len(), 2);
 }

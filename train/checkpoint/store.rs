@@ -17,6 +17,8 @@ const FORMAT: u32 = 1;
 const WRITING: &str = ".writing-";
 /// Start of the name of a checkpoint that a newer one of the same step replaces.
 const REPLACED: &str = ".replaced-";
+/// Start of the name of a checkpoint that the run has gone back behind.
+const ABANDONED: &str = ".abandoned-";
 
 /// What a complete checkpoint says about itself.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -97,7 +99,33 @@ impl Store {
         Ok(Draft { target: self.root.join(folder_name(step)), folder, step, done: false })
     }
 
-    /// Deletes all but the newest complete checkpoints, and what interrupted saves left; called after a commit.
+    /// The run goes on from `found`: checkpoints of later steps are of a past that has not been. They are put
+    /// aside, where nothing resumes from them, and go with the next [`Store::prune`]. Does nothing where `found`
+    /// lies elsewhere.
+    ///
+    /// # Errors
+    /// When a folder cannot be renamed.
+    pub fn rewind(&self, found: &Found) -> Result<(), CheckpointError> {
+        let (here, there) = (self.root.canonicalize(), found.folder.parent().map(Path::canonicalize));
+        let (Ok(here), Some(Ok(there))) = (here, there) else { return Ok(()) };
+        if here != there {
+            return Ok(());
+        }
+        let (complete, _) = self.list()?;
+        for later in complete.iter().filter(|c| c.manifest.step > found.manifest.step) {
+            tracing::warn!("{} is of a later step and will be replaced", later.folder.display());
+            let aside = self.root.join(format!("{ABANDONED}{}", name_of(&later.folder)));
+            let rename = |e| CheckpointError::io(&later.folder, "put aside the later checkpoint", e);
+            if aside.exists() {
+                fs::remove_dir_all(&aside).map_err(rename)?;
+            }
+            fs::rename(&later.folder, &aside).map_err(rename)?;
+        }
+        write_whole(&self.root.join("latest"), folder_name(found.manifest.step).as_bytes())
+    }
+
+    /// Deletes all but the newest complete checkpoints, and what interrupted saves and a rewind left; called after a
+    /// commit.
     ///
     /// # Errors
     /// When a folder cannot be removed.
@@ -108,8 +136,11 @@ impl Store {
         };
         let (complete, skipped) = self.list()?;
         complete.iter().skip(self.keep_count).try_for_each(|old| remove(&old.folder))?;
-        let left_over = |s: &&Skipped| name_of(&s.folder).starts_with(WRITING);
-        skipped.iter().filter(left_over).try_for_each(|skip| remove(&skip.folder))
+        let unfinished = |s: &&Skipped| name_of(&s.folder).starts_with(WRITING);
+        skipped.iter().filter(unfinished).try_for_each(|skip| remove(&skip.folder))?;
+        let entries = fs::read_dir(&self.root).map_err(|e| CheckpointError::io(&self.root, "list", e))?;
+        let abandoned = entries.flatten().map(|e| e.path()).filter(|p| name_of(p).starts_with(ABANDONED));
+        abandoned.map(|folder| remove(&folder)).collect()
     }
 
     /// All complete checkpoints, newest first, and the folders that were skipped.

@@ -75,8 +75,11 @@ struct Shared<'a> {
 pub fn pretrain(config: &Config, context: &RunContext<'_>) -> anyhow::Result<Finished> {
     let resume = find_resume(config, context)?;
     let data = Data::load(&config.data, &context.cargo_home)?;
+    if let Some(found) = &resume {
+        save::check_same_run(config, &data, found)?;
+    }
     let folder = run_folder(config, context, resume.as_ref());
-    prepare_folder(&folder, config, resume.is_some())?;
+    prepare_folder(&folder, config, resume.as_ref())?;
     let shared = Shared { config, data: &data, folder: &folder, resume: resume.as_ref(), context };
     let options = LaunchOptions {
         threads_per_rank: threads_per_rank(config, context.cores),
@@ -122,7 +125,6 @@ fn find_resume(config: &Config, context: &RunContext<'_>) -> anyhow::Result<Opti
     for skip in skipped {
         tracing::warn!("skipped {}: {}", skip.folder.display(), skip.reason);
     }
-    save::check_same_run(config, &found)?;
     let (done, steps) = (found.manifest.step, config.run.steps);
     anyhow::ensure!(
         done < steps,
@@ -174,9 +176,11 @@ pub fn config_of_run(path: &Path) -> Option<PathBuf> {
 }
 
 /// Makes the folder and writes the resolved configuration; refuses one that already holds another run.
-fn prepare_folder(folder: &Path, config: &Config, resumed: bool) -> anyhow::Result<()> {
+fn prepare_folder(folder: &Path, config: &Config, resume: Option<&Found>) -> anyhow::Result<()> {
     let metrics = folder.join("metrics.jsonl");
-    if !resumed && metrics.exists() {
+    let same = |a: &Path, b: &Path| a.canonicalize().ok().is_some_and(|a| b.canonicalize().ok() == Some(a));
+    let own = resume.and_then(|found| run_of(&found.folder)).is_some_and(|run| same(&run, folder));
+    if !own && metrics.exists() {
         anyhow::bail!(
             "run.dir = {}: the folder already holds a run; choose another one, or continue it with --resume",
             folder.display()

@@ -94,6 +94,7 @@ impl<T: Trainable> Rank<'_, T> {
         if let Some(found) = self.shared.resume {
             step = save::load_state(&mut self.engine, found)?;
             if let Some(screen) = &mut self.screen {
+                self.store.rewind(found)?;
                 screen.resumed(step)?;
             }
         }
@@ -106,12 +107,12 @@ impl<T: Trainable> Rank<'_, T> {
             step += 1;
             let every = config.run.checkpoint_every;
             if stop || step == config.run.steps || (every > 0 && step.is_multiple_of(every)) {
-                save::save_state(&self.engine, &self.store, config, step)?;
+                save::save_state(&self.engine, &self.store, config, self.shared.data, step)?;
                 saved = Some(step);
             }
         }
         if saved != Some(step) {
-            save::save_state(&self.engine, &self.store, config, step)?;
+            save::save_state(&self.engine, &self.store, config, self.shared.data, step)?;
         }
         let seconds = started.elapsed().as_secs_f64();
         let counted = Books::now(&self.engine).since(&before);

@@ -13,6 +13,7 @@ use crate::checkpoint::read::{Expected, TensorFile, expected};
 use crate::checkpoint::write::{Entry, write_buffers, write_tensors};
 use crate::checkpoint::{CheckpointError, Found, Store};
 use crate::config::Config;
+use crate::data::Data;
 use crate::step::Engine;
 
 const MODEL: &str = "model.safetensors";
@@ -20,11 +21,14 @@ const OPTIMIZER: &str = "optimizer.safetensors";
 const BUFFERS: &str = "buffers.safetensors";
 
 /// Numbers that a resumed run must share with the run that it continues: (name, value).
-fn identity(config: &Config) -> Vec<(&'static str, Value)> {
+fn identity(config: &Config, data: &Data) -> Vec<(&'static str, Value)> {
+    let found = data.summary();
     vec![
         ("run.seed", json!(config.run.seed)),
         ("data.seed", json!(config.data.seed)),
         ("data.source", json!(config.data.source.to_string())),
+        ("documents of the data", json!(found.documents)),
+        ("train tokens of the data", json!(found.train_tokens)),
         ("train.global_batch", json!(config.train.global_batch)),
         ("train.micro_batch", json!(config.train.micro_batch)),
         ("train.seq_len", json!(config.train.seq_len)),
@@ -35,8 +39,8 @@ fn identity(config: &Config) -> Vec<(&'static str, Value)> {
 ///
 /// # Errors
 /// Names every number that differs.
-pub fn check_same_run(config: &Config, found: &Found) -> anyhow::Result<()> {
-    let different: Vec<String> = identity(config)
+pub fn check_same_run(config: &Config, data: &Data, found: &Found) -> anyhow::Result<()> {
+    let different: Vec<String> = identity(config, data)
         .into_iter()
         .filter(|(name, value)| found.manifest.state.get(name) != Some(value))
         .map(|(name, value)| {
@@ -87,6 +91,7 @@ pub fn save_state<T: Trainable>(
     engine: &Engine<T>,
     store: &Store,
     config: &Config,
+    data: &Data,
     step: u64,
 ) -> Result<(), CheckpointError> {
     let (layout, world) = (engine.mesh.layout(), engine.mesh.world());
@@ -112,7 +117,7 @@ pub fn save_state<T: Trainable>(
     let Some(draft) = draft else { return Ok(()) };
     write_buffers(&draft.path(BUFFERS), &buffers(engine))?;
     let state: serde_json::Map<String, Value> =
-        identity(config).into_iter().map(|(name, value)| (name.to_string(), value)).collect();
+        identity(config, data).into_iter().map(|(name, value)| (name.to_string(), value)).collect();
     draft.commit(store, Value::Object(state))?;
     store.prune()
 }
