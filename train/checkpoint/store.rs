@@ -139,8 +139,8 @@ impl Store {
         let unfinished = |s: &&Skipped| name_of(&s.folder).starts_with(WRITING);
         skipped.iter().filter(unfinished).try_for_each(|skip| remove(&skip.folder))?;
         let entries = fs::read_dir(&self.root).map_err(|e| CheckpointError::io(&self.root, "list", e))?;
-        let abandoned = entries.flatten().map(|e| e.path()).filter(|p| name_of(p).starts_with(ABANDONED));
-        abandoned.map(|folder| remove(&folder)).collect()
+        let mut abandoned = entries.flatten().map(|e| e.path()).filter(|p| name_of(p).starts_with(ABANDONED));
+        abandoned.try_for_each(|folder| remove(&folder))
     }
 
     /// All complete checkpoints, newest first, and the folders that were skipped.
