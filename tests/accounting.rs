@@ -269,15 +269,12 @@ fn the_peak_is_of_the_sum_a_budget_of_exactly_it_is_enough_and_one_byte_less_is_
     let config = runs.config(&[&["train.micro_batch=2"]]);
     let run = |budget_bytes| {
         on_engines::<f32, _>(&config, LaunchOptions { budget_bytes, ..quick() }, |_, engine, data| {
-            let mut separate = [0; Category::ALL.len()];
             for number in 0..2 {
                 step(engine, &config, data, number)?;
             }
             let peak = engine.device.ledger().peak();
-            for category in Category::ALL {
-                separate[category as usize] = peak.get(category);
-            }
-            Ok((peak.total_bytes(), separate.iter().sum::<u64>()))
+            let parts: u64 = Category::ALL.iter().map(|c| peak.get(*c)).sum();
+            Ok((peak.total_bytes(), parts))
         })
     };
     let (peak, parts) = run(None).unwrap()[0];
