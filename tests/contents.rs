@@ -4,7 +4,7 @@
 use plica::checkpoint::{Store, open};
 use plica::data::Data;
 use plica::step::Engine;
-use plica::trainer::{load_state, save_state};
+use plica::trainer::{load_state, load_state_leniently, save_state};
 use plica_dense::optim::State;
 
 use crate::checkpoints::{Stored, copy, edit, expert_of, read_file};
@@ -204,5 +204,36 @@ fn s25_nothing_keeps_its_value_from_before_the_load() {
             Ok(())
         })
         .unwrap();
+    }
+}
+
+#[test]
+fn s25_a_lenient_load_takes_what_fits_and_lists_the_rest() {
+    let runs = Runs::new("s25-lenient");
+    runs.train("run", &[ROUTER, &["run.steps=2", "train.precision=f64"]]).unwrap();
+    let checkpoint = runs.checkpoint("run", 2);
+    edit(&checkpoint, "model.safetensors", |tensors| {
+        let tensor = tensors.iter_mut().find(|t| expert_of(&t.name) == Some(2)).unwrap();
+        tensor.name = tensor.name.replace("experts.2", "experts.two");
+    });
+    let (found, _) = open(&runs.run("run")).unwrap();
+    for layout in [&["layout.ranks=1"][..], EP2] {
+        let config = runs.config(&[ROUTER, layout, &["train.precision=f64"]]);
+        let kept = on_engines::<f64, _>(&config, quick(), |_, engine, _: &Data| {
+            engine.params.import(|_, piece| anyhow::Ok(vec![f64::NAN; piece.len()]))?;
+            let (step, differences) = load_state_leniently(engine, &found)?;
+            assert_eq!(step, 2);
+            let text = differences.join("; ");
+            for part in
+                ["missing (1): layers.1.moe.experts.2.", "not of this model (1): layers.1.moe.experts.two."]
+            {
+                assert!(text.contains(part), "{part}: {text}");
+            }
+            let poisoned = engine.params.export().filter(|(_, _, values)| values.iter().any(|v| v.is_nan()));
+            Ok(poisoned.map(|(_, piece, _)| piece.name.clone()).collect::<Vec<_>>())
+        })
+        .unwrap();
+        let kept: Vec<String> = kept.into_iter().flatten().collect();
+        assert!(!kept.is_empty() && kept.iter().all(|n| n.contains("experts.2.")), "{layout:?}: {kept:?}");
     }
 }

@@ -134,6 +134,7 @@ impl Runs {
             cores: 2,
             interactive: false,
             quiet: true,
+            lenient: false,
             budget_bytes,
         }
     }

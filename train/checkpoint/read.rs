@@ -76,6 +76,12 @@ impl TensorFile {
         self.metadata.info(name).map(|i| i.shape.clone())
     }
 
+    /// Whether the file holds a float tensor of this name and shape.
+    pub fn holds(&self, name: &str, shape: &[usize]) -> bool {
+        let info = self.metadata.info(name);
+        info.is_some_and(|i| i.shape == shape && matches!(i.dtype, Dtype::F32 | Dtype::F64 | Dtype::BF16))
+    }
+
     /// Every difference between the file and what a model expects, in words.
     pub fn differences(&self, expected: &Expected) -> Vec<String> {
         let names = self.names();

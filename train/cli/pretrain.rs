@@ -46,6 +46,9 @@ pub(super) struct Pretrain {
     /// --preset or --config names another.
     #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "latest")]
     resume: Option<String>,
+    /// With --resume: take a checkpoint that does not fit the model as far as it fits, and list the rest.
+    #[arg(long, requires = "resume")]
+    lenient: bool,
     /// Check and print the resolved configuration, and train nothing.
     #[arg(long)]
     dry_run: bool,
@@ -117,6 +120,7 @@ impl Pretrain {
             cores: surroundings.cores,
             interactive: interactive(),
             quiet: false,
+            lenient: self.lenient,
             budget_bytes: self.memory_budget,
         };
         let finished = pretrain(&config, &context)?;

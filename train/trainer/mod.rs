@@ -21,7 +21,7 @@ use crate::model::flops;
 use crate::report::RunReport;
 
 pub use rank::engine;
-pub use save::{load_state, save_state};
+pub use save::{load_state, load_state_leniently, save_state};
 
 /// How long a rank waits for another: longer than a checkpoint of a large model takes to write.
 const DEADLINE: Duration = Duration::from_secs(600);
@@ -43,6 +43,8 @@ pub struct RunContext<'a> {
     pub interactive: bool,
     /// Whether nothing is written to standard output; the rate of matrix products is not measured then.
     pub quiet: bool,
+    /// Whether a checkpoint that does not fit the model is taken as far as it fits.
+    pub lenient: bool,
     /// Limit of a rank's live bytes.
     pub budget_bytes: Option<u64>,
 }

@@ -12,7 +12,7 @@ use super::gather::{self, Books, LayerWindow};
 use super::screen::Screen;
 use super::{Shared, save};
 use crate::batch::{self, BatchPlan};
-use crate::checkpoint::Store;
+use crate::checkpoint::{Found, Store};
 use crate::config::Config;
 use crate::data::Split;
 use crate::metrics::StepRecord;
@@ -92,7 +92,7 @@ impl<T: Trainable> Rank<'_, T> {
         let config = self.shared.config;
         let mut step = 0;
         if let Some(found) = self.shared.resume {
-            step = save::load_state(&mut self.engine, found)?;
+            step = self.load(found)?;
             if let Some(screen) = &mut self.screen {
                 self.store.rewind(found)?;
                 screen.resumed(step)?;
@@ -117,6 +117,18 @@ impl<T: Trainable> Rank<'_, T> {
         let seconds = started.elapsed().as_secs_f64();
         let counted = Books::now(&self.engine).since(&before);
         self.report(step - first, seconds, &counted)
+    }
+
+    /// Takes up a checkpoint; where the user asked for a lenient load, rank 0 lists what did not fit.
+    fn load(&mut self, found: &Found) -> anyhow::Result<u64> {
+        if !self.shared.context.lenient {
+            return Ok(save::load_state(&mut self.engine, found)?);
+        }
+        let (step, differences) = save::load_state_leniently(&mut self.engine, found)?;
+        if let Some(screen) = &self.screen {
+            screen.lenient(&differences);
+        }
+        Ok(step)
     }
 
     /// A step with everything around it; whether the run shall end.

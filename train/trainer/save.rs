@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use plica_dense::optim::State;
-use plica_dense::param::ParamSpec;
+use plica_dense::param::{ParamSpec, Piece};
 use plica_dense::{ParamId, Trainable};
 use serde_json::{Value, json};
 
@@ -127,32 +127,100 @@ pub fn save_state<T: Trainable>(
 /// # Errors
 /// Names, shapes or types differ from the model: all differences are listed before anything is changed.
 pub fn load_state<T: Trainable>(engine: &mut Engine<T>, found: &Found) -> Result<u64, CheckpointError> {
-    let specs = specs(engine);
-    let names = |suffix: &str| {
-        expected(&specs, suffix)
-            .map_err(|e| CheckpointError::Malformed { path: found.folder.clone(), reason: e.to_string() })
-    };
-    let model = TensorFile::open(&found.folder.join(MODEL))?;
-    model.check(&names("")?)?;
-    let mut of_optimizer = Expected::new();
-    for state in engine.optimizer.states() {
-        of_optimizer.extend(names(suffix(*state))?);
+    let files = Files::open(engine, found)?;
+    for (file, expected) in files.each() {
+        file.check(expected)?;
     }
-    let optimizer = TensorFile::open(&found.folder.join(OPTIMIZER))?;
-    optimizer.check(&of_optimizer)?;
-    let file = TensorFile::open(&found.folder.join(BUFFERS))?;
-    let of_buffers: Expected = buffers(engine).into_iter().map(|(k, v)| (k, vec![v.len()])).collect();
-    file.check(&of_buffers)?;
-    engine.params.import(|_, piece| model.piece::<T>(piece, ""))?;
-    engine
-        .optimizer
-        .import(&engine.params, |_, state, piece| optimizer.piece::<T::Acc>(piece, suffix(state)))?;
-    engine.optimizer.set_steps(found.manifest.step);
-    for (layer, moe) in engine.model.moe_layers_mut() {
-        let of_file = file.complete::<f64>(&buffer_name(layer));
-        if let (Some(bias), Some(own)) = (of_file, moe.router_mut().bias_mut()) {
-            own.copy_from_slice(&bias);
-        }
-    }
+    files.fill(engine, found)?;
     Ok(found.manifest.step)
+}
+
+/// The same for a checkpoint that does not hold the whole model, or more than it: what fits is taken, the rest
+/// keeps its initial values. Returns the number of updates and every difference, in words.
+///
+/// # Errors
+/// A file is missing or is no safetensors file.
+pub fn load_state_leniently<T: Trainable>(
+    engine: &mut Engine<T>,
+    found: &Found,
+) -> Result<(u64, Vec<String>), CheckpointError> {
+    let files = Files::open(engine, found)?;
+    let differences = files.each().into_iter().flat_map(|(file, expected)| file.differences(expected));
+    let differences = differences.collect();
+    files.fill(engine, found)?;
+    Ok((found.manifest.step, differences))
+}
+
+/// The open files of a checkpoint, each with what the model expects in it.
+struct Files {
+    model: (TensorFile, Expected),
+    optimizer: (TensorFile, Expected),
+    buffers: (TensorFile, Expected),
+}
+
+impl Files {
+    fn open<T: Trainable>(engine: &Engine<T>, found: &Found) -> Result<Files, CheckpointError> {
+        let specs = specs(engine);
+        let names = |suffix: &str| {
+            expected(&specs, suffix)
+                .map_err(|e| CheckpointError::Malformed { path: found.folder.clone(), reason: e.to_string() })
+        };
+        let mut of_optimizer = Expected::new();
+        for state in engine.optimizer.states() {
+            of_optimizer.extend(names(suffix(*state))?);
+        }
+        let of_buffers: Expected = buffers(engine).into_iter().map(|(k, v)| (k, vec![v.len()])).collect();
+        let open = |name: &str| TensorFile::open(&found.folder.join(name));
+        Ok(Files {
+            model: (open(MODEL)?, names("")?),
+            optimizer: (open(OPTIMIZER)?, of_optimizer),
+            buffers: (open(BUFFERS)?, of_buffers),
+        })
+    }
+
+    fn each(&self) -> [(&TensorFile, &Expected); 3] {
+        [&self.model, &self.optimizer, &self.buffers].map(|(file, expected)| (file, expected))
+    }
+
+    /// Fills the engine with what the files hold in the expected shape.
+    fn fill<T: Trainable>(&self, engine: &mut Engine<T>, found: &Found) -> Result<(), CheckpointError> {
+        let (model, optimizer, buffers) = (&self.model.0, &self.optimizer.0, &self.buffers.0);
+        // What a file does not hold keeps the value that it has.
+        let name = |piece: &Piece, suffix: &str| format!("{}{suffix}", piece.name);
+        let mut kept: BTreeMap<String, Vec<T>> = BTreeMap::new();
+        let mut kept_state: BTreeMap<String, Vec<T::Acc>> = BTreeMap::new();
+        for id in engine.params.ids() {
+            for piece in engine.params.pieces(id) {
+                if !model.holds(&piece.name, &piece.shape) {
+                    kept.insert(piece.name.clone(), piece.copy_out(engine.params.value(id)));
+                }
+                for state in engine.optimizer.states() {
+                    let name = name(piece, suffix(*state));
+                    if !optimizer.holds(&name, &piece.shape) {
+                        kept_state.insert(name, piece.copy_out(engine.optimizer.state(*state, id)));
+                    }
+                }
+            }
+        }
+        engine.params.import(|_, piece| match kept.remove(&piece.name) {
+            Some(values) => Ok(values),
+            None => model.piece::<T>(piece, ""),
+        })?;
+        engine.optimizer.import(&engine.params, |_, state, piece| {
+            match kept_state.remove(&name(piece, suffix(state))) {
+                Some(values) => Ok(values),
+                None => optimizer.piece::<T::Acc>(piece, suffix(state)),
+            }
+        })?;
+        engine.optimizer.set_steps(found.manifest.step);
+        for (layer, moe) in engine.model.moe_layers_mut() {
+            let of_file = buffers.complete::<f64>(&buffer_name(layer));
+            if let (Some(bias), Some(own)) = (of_file, moe.router_mut().bias_mut())
+                && bias.len() == own.len()
+            {
+                own.copy_from_slice(&bias);
+            }
+        }
+        Ok(())
+    }
 }

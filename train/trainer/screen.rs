@@ -97,6 +97,13 @@ impl Screen {
         Ok(())
     }
 
+    /// Lists what a lenient load left at its initial values, or did not take.
+    pub(super) fn lenient(&self, differences: &[String]) {
+        for difference in differences {
+            self.line(&format!("lenient load: {difference}"));
+        }
+    }
+
     /// Shows and writes down a step.
     pub(super) fn step(&mut self, record: &StepRecord, logged: bool) -> Result<(), CheckpointError> {
         let line = record.to_json_line();
