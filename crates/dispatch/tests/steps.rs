@@ -1,6 +1,6 @@
 //! The steps of a dispatch on their own: two micro-batches in flight, what stays in memory, what is sent,
 //! idle experts and ranks (S13, S14), unequal token counts and wrong row counts (S15). Numbers with an S are
-//! the scenarios of `reference/bugs.md`.
+//! the scenarios from public bug reports.
 
 mod world;
 

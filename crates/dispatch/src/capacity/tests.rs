@@ -1,4 +1,4 @@
-//! Capacity against its table, the drop orders on the scenarios S05 and S06 of `reference/bugs.md`, the
+//! Capacity against its table, the drop orders on the scenarios S05 and S06 from public bug reports, the
 //! router fixture, and a slow restatement of each policy on random scopes.
 
 use super::*;

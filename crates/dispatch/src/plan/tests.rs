@@ -1,4 +1,4 @@
-//! The plan on hand-written worlds and the count exchange of S15 (b) of `reference/bugs.md`.
+//! The plan on hand-written worlds and the count exchange of S15 (b), from public bug reports.
 
 use super::*;
 
