@@ -8,6 +8,7 @@
 //! * Layers, each with `forward -> (output, saved)` and `backward(saved, gradient) -> gradient`: [`linear`],
 //!   [`embedding`], [`norm`], [`attention`] with [`qk_norm`], [`mlp`], [`block`] with the slot
 //!   [`feed_forward::FeedForward`], [`loss`]; [`tape`] keeps what the layers of a micro-batch saved.
+//! * Over stages: [`pipeline`], schedules as data.
 //! * After the backward: [`reduce`] (sums over replicas, global norm), [`optim`], [`schedule`].
 //!
 //! Rows of the residual stream are cut over TP (sequence parallelism); see [`tokens::TokenInfo::local_range`].
@@ -27,6 +28,7 @@ pub mod norm;
 pub mod optim;
 pub mod param;
 pub mod phases;
+pub mod pipeline;
 pub mod place;
 pub mod qk_norm;
 pub mod recompute;

@@ -1,0 +1,3 @@
+//! Tests of pipeline schedules.
+
+mod text;
