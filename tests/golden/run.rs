@@ -99,7 +99,8 @@ impl<'a, T: Trainable> Rank<'a, T> {
         let hub = &self.golden.hub;
         let losses = if balance > 0.0 { vec![(Balance::Global, balance)] } else { Vec::new() };
         let moe = hub.moe.clone().map(|moe| MoeConfig { balance: losses, ..moe });
-        let plan = ModelPlan { model: &hub.model, moe: moe.as_ref(), seq_len: self.golden.seq_len() };
+        let plan =
+            ModelPlan { model: &hub.model, moe: moe.as_ref(), seq_len: self.golden.seq_len(), parts: None };
         let (optimizer, lr) = self.golden.optimizer();
         let settings = StepSettings {
             seed: 1,
@@ -203,9 +204,10 @@ fn walk<T: Trainable>(model: &Model<T>, cx: &mut Cx<T>) -> anyhow::Result<Vec<(S
         out.push((name, x.row_len(), widened(&x.to_vec())));
     }
     let mut out = Vec::new();
-    let mut x_td = model.embedding.forward(cx)?;
+    let chunk = model.whole();
+    let mut x_td = chunk.embedding.expect("the first part").forward(cx)?;
     add(&mut out, "hidden/embed".into(), &x_td);
-    for (layer, block) in model.blocks.iter().enumerate() {
+    for (layer, block) in chunk.blocks.iter().enumerate() {
         let (h_td, _) = block.attention_norm.forward(&x_td, cx);
         let (a_td, _) = block.attention.forward(&h_td, cx)?;
         add(&mut out, format!("attn_out/layer{layer}"), &a_td);
@@ -222,7 +224,8 @@ fn walk<T: Trainable>(model: &Model<T>, cx: &mut Cx<T>) -> anyhow::Result<Vec<(S
         x_td = elementwise::add(&f_td, &x2_td);
         add(&mut out, format!("hidden/layer{layer}"), &x_td);
     }
-    let (y_td, _) = model.final_norm.forward(&x_td, cx);
+    let output = chunk.output.as_ref().expect("the last part");
+    let (y_td, _) = output.final_norm.forward(&x_td, cx);
     add(&mut out, "hidden/final_norm".into(), &y_td);
     Ok(out)
 }

@@ -21,7 +21,9 @@ use plica_moe::weighting::{SoftmaxOrder, Weighting};
 use plica_moe::{MoeConfig, MoeLayer, MoeSpec};
 
 use super::Model;
+use super::chunk::{Chunk, Output};
 use super::feed_forward::FeedForwardLayer;
+use super::part::Part;
 use crate::config::{
     self, Balance, CapacityScope, Dispatch, DropPolicy, Force, ModelConfig, Score, ScoreOrder,
 };
@@ -35,9 +37,11 @@ pub struct ModelPlan<'a> {
     pub moe: Option<&'a config::MoeConfig>,
     /// Longest sequence; positions are below it.
     pub seq_len: usize,
+    /// The model parts of this rank by rising stage; none: it holds the whole model.
+    pub parts: Option<&'a [Part]>,
 }
 
-/// Declares all parameters and builds the layers of a rank.
+/// Declares the parameters of a rank's parts and builds their layers.
 ///
 /// # Errors
 /// Sizes that do not fit the layout.
@@ -47,13 +51,88 @@ pub fn build<T: Trainable>(
     device: &Device,
     specs: &mut ParamSpecs,
 ) -> Result<Model<T>, Error> {
-    let model = plan.model;
-    let place = Place::new(mesh.layout(), mesh.rank());
-    let init = Init::Normal { std: model.init_std };
-    let output_init = Init::Normal { std: model.init_std / (2.0 * model.layers.max(1) as f64).sqrt() };
-    let frequencies = rope_frequencies(model.head_dim, model.rope_theta, None);
+    let whole = [Part::whole(plan.model.layers)];
+    let frequencies = rope_frequencies(plan.model.head_dim, plan.model.rope_theta, None);
     let rope = Arc::new(RopeTable::<T::Acc>::new(device, &frequencies, 0..plan.seq_len as i32));
-    let attention = AttentionConfig {
+    let mut builder = Builder { plan, mesh, place: Place::new(mesh.layout(), mesh.rank()), rope, specs };
+    let mut model = Model { chunks: Vec::new() };
+    for part in plan.parts.unwrap_or(&whole) {
+        let chunk = builder.chunk(part, model.chunks.first().and_then(|first| first.embedding))?;
+        model.chunks.push(chunk);
+    }
+    Ok(model)
+}
+
+/// What every layer is built with.
+struct Builder<'a, T: Trainable> {
+    plan: &'a ModelPlan<'a>,
+    mesh: &'a Mesh,
+    place: Place,
+    rope: Arc<RopeTable<T::Acc>>,
+    specs: &'a mut ParamSpecs,
+}
+
+impl<T: Trainable> Builder<'_, T> {
+    fn init(&self) -> Init {
+        Init::Normal { std: self.plan.model.init_std }
+    }
+
+    /// Of the projections back into the residual stream.
+    fn output_init(&self) -> Init {
+        Init::Normal { std: self.plan.model.init_std / (2.0 * self.plan.model.layers.max(1) as f64).sqrt() }
+    }
+
+    /// The layers of a part; `held` is the embedding that the rank holds already, for a tied head.
+    fn chunk(&mut self, part: &Part, held: Option<Embedding>) -> Result<Chunk<T>, Error> {
+        let model = self.plan.model;
+        let (vocab, width, init) = (model.vocab, model.d_model, self.init());
+        let embedding = part.first.then(|| Embedding::new(self.specs, "embedding", vocab, width, init));
+        let blocks = part.layers.clone().map(|layer| self.block(layer)).collect::<Result<_, _>>()?;
+        let output = part.last.then(|| {
+            let final_norm = Norm::new(self.specs, "final_norm", width, model.norm_eps);
+            let head = match (model.tie_embeddings, embedding.or(held)) {
+                (false, _) => Head::new(self.specs, "head", vocab, width, init),
+                (true, Some(embedding)) => Head::tied(&embedding, vocab),
+                (true, None) => Head::tied_copy(self.specs, "embedding", vocab, width, init),
+            };
+            Output { final_norm, head }
+        });
+        Ok(Chunk { stage: part.stage, layers: part.layers.clone(), embedding, blocks, output })
+    }
+
+    fn block(&mut self, layer: usize) -> Result<Block<T, FeedForwardLayer<T>>, Error> {
+        let model = self.plan.model;
+        let (init, output_init) = (self.init(), self.output_init());
+        let name = |part: &str| format!("layers.{layer}.{part}");
+        let specs = &mut *self.specs;
+        let norm =
+            |specs: &mut ParamSpecs, part| Norm::new(specs, &name(part), model.d_model, model.norm_eps);
+        let attention_norm = norm(specs, "attention_norm");
+        let config = attention_config(model, init, output_init);
+        let attention = Attention::new(specs, &name("attention"), config, self.rope.clone(), &self.place)?;
+        let feed_forward_norm = norm(specs, "feed_forward_norm");
+        let feed_forward = match self.plan.moe.filter(|_| !model.dense[layer]) {
+            None => FeedForwardLayer::Dense(Mlp::new(
+                specs,
+                &name("mlp"),
+                (model.d_model, model.ffn),
+                (init, output_init),
+                &self.place,
+            )?),
+            Some(moe) => {
+                let name = name("moe");
+                let spec = MoeSpec { name: &name, layer, width: model.d_model, init, down_init: output_init };
+                let dispatcher = dispatcher(moe, self.mesh)?;
+                let layer = MoeLayer::new(specs, &spec, &moe_config(moe), &self.place, dispatcher)?;
+                FeedForwardLayer::Moe(Box::new(layer))
+            }
+        };
+        Ok(Block { attention_norm, attention, feed_forward_norm, feed_forward })
+    }
+}
+
+fn attention_config(model: &ModelConfig, init: Init, output_init: Init) -> AttentionConfig {
+    AttentionConfig {
         width: model.d_model,
         heads: model.heads,
         kv_heads: model.kv_heads,
@@ -67,39 +146,7 @@ pub fn build<T: Trainable>(
         window: None,
         init,
         output_init,
-    };
-    let embedding = Embedding::new(specs, "embedding", model.vocab, model.d_model, init);
-    let mut blocks = Vec::with_capacity(model.layers);
-    for (layer, dense) in model.dense.iter().enumerate() {
-        let name = |part: &str| format!("layers.{layer}.{part}");
-        let norm =
-            |specs: &mut ParamSpecs, part| Norm::new(specs, &name(part), model.d_model, model.norm_eps);
-        let attention_norm = norm(specs, "attention_norm");
-        let attention = Attention::new(specs, &name("attention"), attention, rope.clone(), &place)?;
-        let feed_forward_norm = norm(specs, "feed_forward_norm");
-        let feed_forward = match plan.moe.filter(|_| !dense) {
-            None => FeedForwardLayer::Dense(Mlp::new(
-                specs,
-                &name("mlp"),
-                (model.d_model, model.ffn),
-                (init, output_init),
-                &place,
-            )?),
-            Some(moe) => {
-                let name = name("moe");
-                let spec = MoeSpec { name: &name, layer, width: model.d_model, init, down_init: output_init };
-                let layer = MoeLayer::new(specs, &spec, &moe_config(moe), &place, dispatcher(moe, mesh)?)?;
-                FeedForwardLayer::Moe(Box::new(layer))
-            }
-        };
-        blocks.push(Block { attention_norm, attention, feed_forward_norm, feed_forward });
     }
-    let final_norm = Norm::new(specs, "final_norm", model.d_model, model.norm_eps);
-    let head = match model.tie_embeddings {
-        true => Head::tied(&embedding, model.vocab),
-        false => Head::new(specs, "head", model.vocab, model.d_model, init),
-    };
-    Ok(Model { embedding, blocks, final_norm, head })
 }
 
 /// The transport that the configuration names; "auto" takes the cheapest that the layout allows.

@@ -26,8 +26,12 @@ use crate::step::{Engine, StepOutcome, StepSettings};
 /// A setting does not fit the layout.
 pub fn engine<T: Trainable>(context: &RankContext, config: &Config) -> Result<Engine<T>, plica_dense::Error> {
     let mesh = Mesh::new(&context.world, config.layout.clone())?;
-    let plan =
-        build::ModelPlan { model: &config.model, moe: config.moe.as_ref(), seq_len: config.train.seq_len };
+    let plan = build::ModelPlan {
+        model: &config.model,
+        moe: config.moe.as_ref(),
+        seq_len: config.train.seq_len,
+        parts: None,
+    };
     let optimizer = OptimizerConfig {
         beta1: config.train.betas.0,
         beta2: config.train.betas.1,

@@ -12,15 +12,20 @@ use crate::error::Error;
 use crate::param::{Init, ParamId, ParamSpec, ParamSpecs, Slicing};
 use crate::phases::Phase;
 
-/// Declares a table [vocabulary, width] that is cut by rows over TP.
+/// A table [vocabulary, width] that is cut by rows over TP.
+pub(crate) fn table_spec(name: &str, (vocabulary, width): (usize, usize), init: Init) -> ParamSpec {
+    let spec = ParamSpec::replicated(name, &[vocabulary, width], true, init);
+    spec.cut(Slicing::padded(0, Axis::Tp, vocabulary))
+}
+
+/// Declares such a table.
 pub(crate) fn declare_table(
     specs: &mut ParamSpecs,
     name: &str,
-    (vocabulary, width): (usize, usize),
+    sizes: (usize, usize),
     init: Init,
 ) -> ParamId {
-    let spec = ParamSpec::replicated(name, &[vocabulary, width], true, init);
-    specs.add(spec.cut(Slicing::padded(0, Axis::Tp, vocabulary)))
+    specs.add(table_spec(name, sizes, init))
 }
 
 /// First id of this rank's rows of such a table.

@@ -12,7 +12,7 @@ use plica_kernels::ops::{cross_entropy as ce, elementwise, gemm};
 use plica_kernels::{Category, Device, Float, Tensor};
 
 use crate::cx::{Cx, Trainable};
-use crate::embedding::{Embedding, declare_table, first_id};
+use crate::embedding::{Embedding, declare_table, first_id, table_spec};
 use crate::error::Error;
 use crate::param::{Init, ParamId, ParamSpecs};
 use crate::phases::Phase;
@@ -80,6 +80,18 @@ impl Head {
     /// A head that shares the table of the embedding; both add to the same gradient.
     pub fn tied(embedding: &Embedding, vocabulary: usize) -> Head {
         Head { table: embedding.table(), vocabulary, chunk_elements: CHUNK_ELEMENTS }
+    }
+
+    /// A head whose table is the embedding of an earlier pipeline stage: it declares the second copy of `name`.
+    pub fn tied_copy(
+        specs: &mut ParamSpecs,
+        name: &str,
+        vocabulary: usize,
+        width: usize,
+        init: Init,
+    ) -> Head {
+        let spec = table_spec(name, (vocabulary, width), init).second_copy();
+        Head { table: specs.add(spec), vocabulary, chunk_elements: CHUNK_ELEMENTS }
     }
 
     /// The same head with another size of the chunks, in logits of one rank.

@@ -106,6 +106,10 @@ pub struct ParamSpec {
     pub decay: bool,
     /// Initial values.
     pub init: Init,
+    /// Whether this is a second copy, on another pipeline stage, of a parameter that an earlier stage declares
+    /// under the same name (the head of tied tables). It starts with the same values, its gradient is summed with
+    /// that of the first one, and it is neither counted in a norm nor written to a checkpoint.
+    pub copy: bool,
 }
 
 impl ParamSpec {
@@ -118,12 +122,19 @@ impl ParamSpec {
             slicing: Vec::new(),
             decay,
             init,
+            copy: false,
         }
     }
 
     /// The same with a dim cut.
     pub fn cut(mut self, slicing: Slicing) -> ParamSpec {
         self.slicing.push(slicing);
+        self
+    }
+
+    /// The same as the second copy of a parameter of an earlier stage.
+    pub fn second_copy(mut self) -> ParamSpec {
+        self.copy = true;
         self
     }
 
@@ -162,6 +173,9 @@ impl ParamSpec {
     /// the ranks that hold the same values.
     pub fn is_first_replica(&self, place: &Place) -> bool {
         let first = |axis| place.coordinate(axis) == 0;
+        if self.copy {
+            return false;
+        }
         match self.family {
             Family::Dense => {
                 first(Axis::Dp) && first(Axis::Cp) && (self.is_cut_over(Axis::Tp) || first(Axis::Tp))
