@@ -8,12 +8,15 @@ use crate::communicator::Purpose;
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum CommError {
     /// Other ranks did not come (or did not finish) before the deadline.
-    #[error("deadline of {:.1} s passed: {waiting}", limit.as_secs_f64())]
+    #[error("deadline of {:.1} s passed: {waiting}{}", limit.as_secs_f64(), elsewhere(idle))]
     Deadline {
         /// How long was waited.
         limit: Duration,
         /// Who waited for whom.
         waiting: Box<Waiting>,
+        /// World ranks, of the whole run, that were in no operation at all: a rank that has not arrived may itself
+        /// wait for one of these. Empty where the backend cannot know.
+        idle: Vec<usize>,
     },
     /// A rank that is waited for has returned from its program without taking part.
     #[error("rank {ended} has already ended: {waiting}")]
@@ -66,6 +69,10 @@ pub enum CommError {
         /// Group.
         group: String,
     },
+}
+
+fn elsewhere(idle: &[usize]) -> String {
+    if idle.is_empty() { String::new() } else { format!("; ranks in no operation: {idle:?}") }
 }
 
 fn meanwhile(waiting: Option<&Waiting>) -> String {

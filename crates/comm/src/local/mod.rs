@@ -133,6 +133,11 @@ impl World {
         hub
     }
 
+    /// Ranks that have started no operation that they have not finished.
+    fn idle(&self) -> Vec<usize> {
+        (0..self.ranks.len()).filter(|&rank| lock(&self.ranks[rank].active).is_empty()).collect()
+    }
+
     /// Ends the run, unless it has ended; wakes everyone.
     pub(crate) fn abort(&self, rank: usize, cause: &str) {
         let mut first = lock(&self.abort);

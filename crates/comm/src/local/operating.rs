@@ -184,7 +184,8 @@ impl Operating {
             }
             self.nobody_left()?;
             if Instant::now() >= until {
-                return Err(CommError::Deadline { limit, waiting: Box::new(self.waiting()) });
+                let (waiting, idle) = (Box::new(self.waiting()), self.world.idle());
+                return Err(CommError::Deadline { limit, waiting, idle });
             }
             let started = Instant::now();
             signal.wait(seen, self.world.options.spin, until);
