@@ -9,7 +9,7 @@ use plica_kernels::ops::activation::{
     clamped_swiglu_backward, clamped_swiglu_forward, swiglu_backward, swiglu_forward,
 };
 use plica_kernels::ops::attention::{
-    AttentionSpec, attention_backward, attention_block_forward, attention_forward, merge,
+    AttentionSpec, Rows, attention_backward, attention_block_forward, attention_forward, merge,
 };
 use plica_kernels::{Category, Device, Tensor};
 
@@ -68,7 +68,7 @@ fn attention_parts() {
     let (part_outs, part_lses) = (get("part_out"), get("part_lse"));
     let mut merged: Option<(Tensor<f32>, Tensor<f32>)> = None;
     for (part, keys) in bounds.windows(2).map(|w| w[0]..w[1]).enumerate() {
-        let spec = AttentionSpec { key_offset: keys.start, ..AttentionSpec::causal(0.25, &documents) };
+        let spec = AttentionSpec { keys: Rows::From(keys.start), ..AttentionSpec::causal(0.25, &documents) };
         let (k, v) = (k.slice_rows(keys.clone()), v.slice_rows(keys));
         let (out, lse) = attention_block_forward(&q, &k, &v, None, &spec);
         assert_close("part_out", &wide(&out), &wide(&part_outs.slice_rows(part..part + 1)), 5e-6);

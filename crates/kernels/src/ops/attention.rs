@@ -5,8 +5,8 @@
 //! Shapes: q [t, h, d], k [t, kv, d], v [t, kv, dv]; key head j serves the query heads j*h/kv .. (j+1)*h/kv. Row
 //! g sees key g' when both are in one document, g' <= g and g - g' < window. A sink (GPT-OSS) is one more logit
 //! a head in the denominator, without a value. lse [t, h] is the natural log-sum-exp of the scaled scores, without
-//! the sink, -inf where a query sees no key (its output is 0). Queries and keys may be two different runs of the
-//! rows (`query_offset`, `key_offset`); the parts are joined by [`merge`], which is what ring attention needs.
+//! the sink, -inf where a query sees no key (its output is 0). Queries and keys may be different runs of the rows
+//! ([`Rows`]); the parts are joined by [`merge`], which is what ring attention needs.
 //!
 //! Sums are in `T::Acc` and cut at fixed tiles; every element of dk and dv is summed by one task in rising order
 //! of the queries, so that the bits do not depend on the threads. Leaves out dropout and masks other than these.
@@ -19,11 +19,13 @@ mod visible;
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_runs;
 
-pub use backward::{AttentionGrads, attention_backward};
+pub use backward::{AttentionGrads, attention_backward, attention_block_backward};
 pub use forward::{attention_block_forward, attention_forward};
 pub use merge::{apply_sinks, merge};
-pub use visible::AttentionSpec;
+pub use visible::{AttentionSpec, Rows};
 
 use crate::device::Device;
 use crate::dtype::{Element, Real};

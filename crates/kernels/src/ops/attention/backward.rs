@@ -33,9 +33,7 @@ pub struct AttentionGrads<T: Float> {
     pub dsinks: Option<Tensor<T::Acc>>,
 }
 
-/// Gradients of [`super::attention_forward`]. For a part of a merged attention give the merged `out` and `lse`
-/// with the part's keys; the gradients by the sinks are those of all the queries given, whatever the keys, so
-/// take them from one part only.
+/// Gradients of [`super::attention_forward`].
 ///
 /// # Panics
 /// When shapes do not fit each other or the documents the rows.
@@ -50,6 +48,29 @@ pub fn attention_backward<T: Float>(
     lse: &Tensor<T::Acc>,
     spec: &AttentionSpec<'_>,
 ) -> AttentionGrads<T> {
+    let grads = attention_block_backward(dout, q, k, v, sinks, out, lse, spec);
+    let AttentionGrads { dq, dk, dv, dsinks } = grads;
+    AttentionGrads { dq: rounded(dq), dk: rounded(dk), dv: rounded(dv), dsinks }
+}
+
+/// As [`attention_backward`], with gradients in the accumulator type, so that those of several parts can be added
+/// before they are rounded once. For a part of a merged attention give the merged `out` and `lse` with the part's
+/// keys; the gradients by the sinks are those of all the queries given, whatever the keys, so take them from one
+/// part only.
+///
+/// # Panics
+/// As [`attention_backward`].
+#[expect(clippy::too_many_arguments, reason = "what the forward took and gave, and one gradient")]
+pub fn attention_block_backward<T: Float>(
+    dout: &Tensor<T>,
+    q: &Tensor<T>,
+    k: &Tensor<T>,
+    v: &Tensor<T>,
+    sinks: Option<&Tensor<T>>,
+    out: &Tensor<T>,
+    lse: &Tensor<T::Acc>,
+    spec: &AttentionSpec<'_>,
+) -> AttentionGrads<T::Acc> {
     let sizes = Sizes::of(q, k, v);
     let device = q.device();
     assert_eq!(out.dims(), [sizes.queries, sizes.heads, sizes.dv], "output");
@@ -78,7 +99,7 @@ pub fn attention_backward<T: Float>(
         dv: SharedMut::new(dv.data_mut()),
     };
     pass.run_all(device, &segments);
-    AttentionGrads { dq: rounded(dq), dk: rounded(dk), dv: rounded(dv), dsinks }
+    AttentionGrads { dq, dk, dv, dsinks }
 }
 
 /// Log of the whole denominator (with the sink) and D = rowsum(dO * O), both [t, h].

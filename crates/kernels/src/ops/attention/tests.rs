@@ -11,7 +11,7 @@ use crate::ops::gemm::tests::{normal, wide};
 
 /// Sizes and masks of one case.
 #[derive(Clone, Copy, Debug)]
-struct Case {
+pub(super) struct Case {
     heads: usize,
     kv: usize,
     d: usize,
@@ -25,7 +25,7 @@ const fn case(heads: usize, kv: usize, documents: &'static [usize]) -> Case {
     Case { heads, kv, d: 6, dv: 5, documents, window: None, sinks: false }
 }
 
-const CASES: [Case; 8] = [
+pub(super) const CASES: [Case; 8] = [
     case(2, 1, &[0, 0]),
     case(2, 2, &[0, 1]),
     case(4, 2, &[0, 7, 8, 8, 19]),
@@ -36,24 +36,24 @@ const CASES: [Case; 8] = [
     Case { d: 16, dv: 16, ..case(1, 1, &[0, 3, 5, 260, 270, 530, 531]) },
 ];
 
-struct Inputs<T: Float> {
-    q: Tensor<T>,
-    k: Tensor<T>,
-    v: Tensor<T>,
-    dout: Tensor<T>,
-    sinks: Option<Tensor<T>>,
+pub(super) struct Inputs<T: Float> {
+    pub q: Tensor<T>,
+    pub k: Tensor<T>,
+    pub v: Tensor<T>,
+    pub dout: Tensor<T>,
+    pub sinks: Option<Tensor<T>>,
 }
 
 impl Case {
-    fn rows(&self) -> usize {
+    pub(super) fn rows(&self) -> usize {
         self.documents[self.documents.len() - 1]
     }
 
-    fn spec(&self) -> AttentionSpec<'static> {
+    pub(super) fn spec(&self) -> AttentionSpec<'static> {
         AttentionSpec { window: self.window, ..AttentionSpec::causal(0.4, self.documents) }
     }
 
-    fn inputs<T: Float>(&self, device: &Device) -> Inputs<T> {
+    pub(super) fn inputs<T: Float>(&self, device: &Device) -> Inputs<T> {
         let t = self.rows();
         Inputs {
             q: normal(device, &[t, self.heads, self.d], 1),
@@ -64,7 +64,7 @@ impl Case {
         }
     }
 
-    fn sees(&self, query: usize, key: usize) -> bool {
+    pub(super) fn sees(&self, query: usize, key: usize) -> bool {
         let document = |row: usize| self.documents.iter().filter(|d| **d <= row).count();
         key <= query && document(key) == document(query) && self.window.is_none_or(|w| query - key < w)
     }
@@ -199,8 +199,8 @@ fn parts_merge_to_the_whole_forward_and_backward() {
         let (mut dk, mut dv) = (vec![0.0; x.k.len()], vec![0.0; x.v.len()]);
         for queries in bounds.windows(2).map(|w| w[0]..w[1]) {
             let part = |keys: &std::ops::Range<usize>| AttentionSpec {
-                query_offset: queries.start,
-                key_offset: keys.start,
+                queries: Rows::From(queries.start),
+                keys: Rows::From(keys.start),
                 ..case.spec()
             };
             let q = x.q.slice_rows(queries.clone());
@@ -263,7 +263,7 @@ fn s23_merging_partial_attention() {
 fn s23_a_query_without_keys_has_gradient_zero() {
     let device = Device::cpu(1);
     // Queries 0..4 of one document against keys 4..8: all are in the future.
-    let spec = AttentionSpec { key_offset: 4, ..AttentionSpec::causal(0.5, &[0, 8]) };
+    let spec = AttentionSpec { keys: Rows::From(4), ..AttentionSpec::causal(0.5, &[0, 8]) };
     let (q, k) = (normal::<f32>(&device, &[4, 2, 3], 1), normal::<f32>(&device, &[4, 1, 3], 2));
     let sinks = normal::<f32>(&device, &[2], 3);
     for sinks in [None, Some(&sinks)] {
