@@ -41,6 +41,9 @@ pub enum Error {
     /// A collective failed.
     #[error(transparent)]
     Comm(#[from] CommError),
+    /// An action of the pipeline failed; the text begins with its cause.
+    #[error("{0}")]
+    Pipeline(#[from] Box<crate::pipeline::ExecuteError>),
     /// The layer in a feed-forward slot failed.
     #[error("{0}")]
     Slot(#[source] Box<dyn std::error::Error + Send + Sync>),

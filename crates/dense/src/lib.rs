@@ -35,6 +35,7 @@ pub mod recompute;
 pub mod reduce;
 pub mod schedule;
 pub mod tape;
+pub mod tied;
 pub mod tokens;
 
 #[cfg(test)]
@@ -51,7 +52,7 @@ pub use loss::{Head, LossSum};
 pub use mlp::Mlp;
 pub use norm::Norm;
 pub use optim::{Optimizer, OptimizerConfig};
-pub use param::{Family, Grads, Init, ParamId, ParamSpec, ParamSpecs, Params, Slicing};
+pub use param::{Family, Grads, Init, ParamId, ParamSpec, ParamSpecs, Params, PutOffKey, Slicing};
 pub use phases::{Phase, Phases};
 pub use place::Place;
 pub use qk_norm::QkNorm;
@@ -59,4 +60,5 @@ pub use recompute::RecomputePolicy;
 pub use reduce::{ReduceOptions, gradient_norm, reduce_gradients};
 pub use schedule::LrSchedule;
 pub use tape::Tape;
+pub use tied::reduce_tied;
 pub use tokens::{BatchScale, TokenBatch, TokenInfo};

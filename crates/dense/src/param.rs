@@ -12,7 +12,7 @@ pub mod store;
 #[cfg(test)]
 mod tests;
 
-pub use grads::Grads;
+pub use grads::{Grads, PutOffKey};
 pub use piece::Piece;
 pub use spec::{Family, Init, ParamId, ParamSpec, ParamSpecs, Segment, Slicing};
 pub use store::Params;

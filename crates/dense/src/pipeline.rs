@@ -3,7 +3,7 @@
 //!
 //! * What a schedule is: [`action`] (one step: stage, kind, micro-batch), [`schedule`] (the rows of all ranks),
 //!   [`text`] (the CSV form, one row a rank, shared with torch.distributed.pipelining).
-//! * What happened when: [`timeline`].
+//! * Carrying it out: [`execute`]. What happened when: [`timeline`].
 //!
 //! Placement. With as many stages as ranks, or with interleaved chunks, stage s is on rank s mod p (*loop*). The
 //! V-shaped schedules put stage s on rank s for s < p and on rank 2p-1-s after that, so that the first and the
@@ -11,6 +11,7 @@
 
 pub mod action;
 pub mod error;
+pub mod execute;
 pub mod schedule;
 pub mod text;
 pub mod timeline;
@@ -20,5 +21,6 @@ mod tests;
 
 pub use action::{Action, Kind};
 pub use error::ScheduleError;
+pub use execute::{ExecuteError, StageRunner, execute};
 pub use schedule::Schedule;
 pub use timeline::{Span, Timeline};

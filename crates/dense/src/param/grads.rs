@@ -1,29 +1,46 @@
 //! The gradients of one rank, in the accumulator type, and the queue of put-off weight gradients. A layer hands
 //! in the part of its backward that only makes a weight gradient; it runs at once, or waits until a schedule has
-//! a gap for it (the W of a zero-bubble pipeline). Put-off parts run in the order of being handed in, so the sum
-//! of each gradient has the same bits either way; what they keep alive stands in the ledger.
+//! a gap for it (the W of a zero-bubble pipeline). The parts of one backward wait under one key, and run in the
+//! order of being handed in, so the sum of each gradient has the same bits either way as long as keys run in their
+//! order; what they keep alive stands in the ledger.
 
 use std::collections::VecDeque;
 
-use plica_kernels::{Category, Float, Tensor};
+use plica_kernels::{Category, Element, Float, Tensor};
 
 use crate::param::spec::ParamId;
 use crate::param::store::Params;
 
 type PutOff<A> = Box<dyn FnOnce(&mut Tensor<A>) + Send>;
 
+/// Which backward put a weight gradient off.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PutOffKey {
+    /// Stage of the pipeline.
+    pub stage: usize,
+    /// Micro-batch.
+    pub micro_batch: usize,
+}
+
+/// A weight gradient that waits.
+struct Waiting<A: Element> {
+    key: PutOffKey,
+    id: ParamId,
+    work: PutOff<A>,
+}
+
 /// The gradients of one rank.
 pub struct Grads<T: Float> {
     grads: Vec<Tensor<T::Acc>>,
-    queue: VecDeque<(ParamId, PutOff<T::Acc>)>,
-    put_off: bool,
+    queue: VecDeque<Waiting<T::Acc>>,
+    put_off: Option<PutOffKey>,
 }
 
 impl<T: Float> Grads<T> {
     /// A zero gradient for each parameter.
     pub fn zeros(params: &Params<T>) -> Grads<T> {
         let zero = |id| Tensor::zeros(params.device(), params.value(id).shape(), Category::Gradient);
-        Grads { grads: params.ids().map(zero).collect(), queue: VecDeque::new(), put_off: false }
+        Grads { grads: params.ids().map(zero).collect(), queue: VecDeque::new(), put_off: None }
     }
 
     /// The gradient of a parameter.
@@ -56,17 +73,16 @@ impl<T: Float> Grads<T> {
         }
     }
 
-    /// From now on weight gradients wait (true) or run at once (false).
-    pub fn put_off(&mut self, yes: bool) {
-        self.put_off = yes;
+    /// From now on weight gradients wait under this key; none: they run at once.
+    pub fn put_off(&mut self, key: Option<PutOffKey>) {
+        self.put_off = key;
     }
 
     /// Runs `work` on the gradient now, or puts it off.
     pub fn run_or_put_off(&mut self, id: ParamId, work: impl FnOnce(&mut Tensor<T::Acc>) + Send + 'static) {
-        if self.put_off {
-            self.queue.push_back((id, Box::new(work)));
-        } else {
-            work(&mut self.grads[id.0]);
+        match self.put_off {
+            Some(key) => self.queue.push_back(Waiting { key, id, work: Box::new(work) }),
+            None => work(&mut self.grads[id.0]),
         }
     }
 
@@ -75,11 +91,32 @@ impl<T: Float> Grads<T> {
         self.queue.len()
     }
 
+    /// The keys under which weight gradients wait, each once, the oldest first.
+    pub fn waiting_keys(&self) -> Vec<PutOffKey> {
+        let mut keys: Vec<PutOffKey> = Vec::new();
+        for waiting in &self.queue {
+            if !keys.contains(&waiting.key) {
+                keys.push(waiting.key);
+            }
+        }
+        keys
+    }
+
     /// Runs up to `count` waiting weight gradients, oldest first.
     pub fn run_waiting(&mut self, count: usize) {
         for _ in 0..count {
-            let Some((id, work)) = self.queue.pop_front() else { return };
+            let Some(Waiting { id, work, .. }) = self.queue.pop_front() else { return };
             work(&mut self.grads[id.0]);
+        }
+    }
+
+    /// Runs the weight gradients that wait under a key, in the order of being handed in.
+    pub fn run_waiting_of(&mut self, key: PutOffKey) {
+        for waiting in std::mem::take(&mut self.queue) {
+            match waiting.key == key {
+                true => (waiting.work)(&mut self.grads[waiting.id.0]),
+                false => self.queue.push_back(waiting),
+            }
         }
     }
 }

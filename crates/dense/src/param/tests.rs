@@ -150,7 +150,7 @@ fn put_off_weight_gradients_give_the_same_bits() {
     let mut results = Vec::new();
     for put_off in [false, true] {
         let mut grads = Grads::<f32>::zeros(&params);
-        grads.put_off(put_off);
+        grads.put_off(put_off.then(PutOffKey::default));
         for add in [0.1f32, 1e8, -1e8, 0.3] {
             let kept = Tensor::full(&device, [1], add, Category::Activation);
             grads.run_or_put_off(id, move |grad| {
@@ -168,4 +168,27 @@ fn put_off_weight_gradients_give_the_same_bits() {
         assert!(grads.get(id).to_vec().iter().all(|g| *g == 0.0));
     }
     assert_eq!(results[0], results[1]);
+}
+
+#[test]
+fn put_off_weight_gradients_run_by_key() {
+    let device = Device::cpu(1);
+    let params = Params::<f64>::new(&specs(), &Place::one(), &device, 1).expect("legal");
+    let id = params.find("layers.0.norm").expect("declared");
+    let mut grads = Grads::<f64>::zeros(&params);
+    let key = |stage, micro_batch| PutOffKey { stage, micro_batch };
+    for (at, key) in [key(0, 0), key(1, 0), key(0, 1), key(1, 0)].into_iter().enumerate() {
+        grads.put_off(Some(key));
+        // The result tells the order: 10 times what was there, and the own digit.
+        grads.run_or_put_off(id, move |grad| {
+            grad.host_mut().expect("host").iter_mut().for_each(|g| *g = 10.0 * *g + at as f64 + 1.0);
+        });
+    }
+    assert_eq!(grads.waiting_keys(), [key(0, 0), key(1, 0), key(0, 1)]);
+    grads.run_waiting_of(key(1, 0));
+    assert_eq!((grads.get(id).to_vec()[0], grads.waiting()), (24.0, 2));
+    grads.run_waiting_of(key(7, 7));
+    grads.run_waiting_of(key(0, 1));
+    grads.run_waiting_of(key(0, 0));
+    assert_eq!((grads.get(id).to_vec()[0], grads.waiting()), (2431.0, 0));
 }

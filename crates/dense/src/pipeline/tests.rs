@@ -1,3 +1,4 @@
 //! Tests of pipeline schedules.
 
+mod execute;
 mod text;

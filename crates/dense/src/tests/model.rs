@@ -12,7 +12,7 @@ use plica_kernels::ledger::Snapshot;
 use plica_kernels::ops::rope::{RopeTable, rope_frequencies};
 use plica_kernels::{Category, Device, Float, Tensor};
 
-use crate::param::Piece;
+use crate::param::{Piece, PutOffKey};
 use crate::*;
 
 /// Sizes and choices of the test model.
@@ -349,7 +349,7 @@ fn rank_run<T: Trainable>(
     }
     let optimizer_config = OptimizerConfig { max_grad_norm: Some(0.5), ..OptimizerConfig::default() };
     let mut optimizer = Optimizer::new(optimizer_config, &rank.params);
-    rank.grads.put_off(run.put_off);
+    rank.grads.put_off(run.put_off.then(PutOffKey::default));
     let mut outcome = RankOutcome {
         losses: Vec::new(),
         norms: Vec::new(),

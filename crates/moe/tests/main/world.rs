@@ -168,7 +168,7 @@ impl<T: Trainable> Rank<T> {
             .collect();
         params.value_mut(router).host_mut().expect("host memory").copy_from_slice(&scaled);
         let mut grads = Grads::zeros(&params);
-        grads.put_off(cut.put_off);
+        grads.put_off(cut.put_off.then(plica_dense::PutOffKey::default));
         let device = context.device.clone();
         Ok(Rank { mesh, place, layer, params, grads, phases: Phases::new(), device })
     }
