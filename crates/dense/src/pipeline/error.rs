@@ -1,6 +1,6 @@
 //! Why a text is no action, rows are no schedule, or a schedule cannot be.
 
-/// Error of pipeline schedules.
+/// Error of pipeline schedules. Rows and columns count from 1, ranks, stages and micro-batches from 0.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ScheduleError {
     /// A text that is no action.
@@ -23,7 +23,35 @@ pub enum ScheduleError {
         /// What stands there in an action.
         expected: String,
     },
-    /// Rows that make no schedule; the text has the rank, the rule and the remedy.
+    /// Numbers that no schedule has, or rows that make none; the text has the numbers, the rule and the remedy.
     #[error("{0}")]
     Rows(String),
+    /// An action that breaks a rule.
+    #[error("{action} (rank {rank}, column {column}): {rule}")]
+    Rule {
+        /// The action, in its text form.
+        action: String,
+        /// Its rank.
+        rank: usize,
+        /// Its column, from 1.
+        column: usize,
+        /// What is wrong and what holds.
+        rule: String,
+    },
+    /// An action that has to be there.
+    #[error("{action} is missing on rank {rank}: {rule}")]
+    Missing {
+        /// The action, in its text form.
+        action: String,
+        /// Where it belongs.
+        rank: usize,
+        /// The rule that asks for it.
+        rule: String,
+    },
+    /// Ranks that wait for each other.
+    #[error("deadlock: {}", waits.join("; "))]
+    Deadlock {
+        /// For each rank that cannot go on: the action it is at, and what that waits for.
+        waits: Vec<String>,
+    },
 }

@@ -1,4 +1,8 @@
 //! Tests of pipeline schedules.
 
 mod execute;
+mod generators;
+mod lower;
+mod simulate;
 mod text;
+mod validate;
