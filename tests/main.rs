@@ -17,6 +17,7 @@ mod interrupted;
 mod lexer;
 mod resume;
 mod runs;
+mod saved_bytes;
 mod scenarios;
 mod support;
 mod tidy;

@@ -10,6 +10,7 @@ pub mod cli;
 pub mod config;
 pub mod data;
 pub mod hub;
+pub mod memory;
 pub mod mesh_text;
 pub mod metrics;
 pub mod model;

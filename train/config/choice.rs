@@ -150,6 +150,8 @@ choice!(
         ExpertActivation = "expert-activation",
         /// The whole MoE layer (its routing is kept).
         Moe = "moe",
+        /// The gathered input of tensor-parallel layers: own rows are kept and gathered again.
+        TpInput = "tp-input",
     }
 );
 choice!(

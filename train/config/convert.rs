@@ -18,6 +18,7 @@ impl TrainConfig {
             attention: self.recomputes(Recompute::Attention),
             activation: self.recomputes(Recompute::ExpertActivation),
             moe: self.recomputes(Recompute::Moe),
+            tp_input: self.recomputes(Recompute::TpInput),
         }
     }
 
@@ -73,5 +74,6 @@ mod tests {
         assert_eq!(policy("full"), plica_dense::RecomputePolicy::BLOCK);
         let both = policy("[\"moe\", \"expert-activation\"]");
         assert_eq!((both.block, both.attention, both.activation, both.moe), (false, false, true, true));
+        assert!(!both.tp_input && policy("[\"attention\", \"tp-input\"]").tp_input);
     }
 }

@@ -131,7 +131,8 @@ impl<T: Trainable> Builder<'_, T> {
     }
 }
 
-fn attention_config(model: &ModelConfig, init: Init, output_init: Init) -> AttentionConfig {
+/// The attention of a layer in the words of `plica-dense`.
+pub fn attention_config(model: &ModelConfig, init: Init, output_init: Init) -> AttentionConfig {
     AttentionConfig {
         width: model.d_model,
         heads: model.heads,

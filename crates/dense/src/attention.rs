@@ -15,12 +15,14 @@ use plica_kernels::{Float, Tensor};
 
 use crate::cx::{Cx, Trainable};
 use crate::error::Error;
+use crate::kept_input::KeptInput;
 use crate::linear::Linear;
 use crate::param::spec::check_divides;
 use crate::param::{Init, ParamSpecs};
 use crate::phases::Phase;
 use crate::place::Place;
 use crate::qk_norm::{HeadNorm, HeadNormSaved, QkNorm};
+use crate::saving::Saving;
 
 /// Sizes and choices of an attention layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -68,6 +70,27 @@ impl AttentionConfig {
     }
 }
 
+impl AttentionConfig {
+    /// Bytes of [`AttentionSaved`], its input included.
+    pub fn saved_bytes(&self, saving: &Saving) -> usize {
+        if saving.recompute.attention {
+            return saving.own(self.width);
+        }
+        let heads = self.heads / saving.tensor_parallel;
+        let kv_heads = self.kv_heads / saving.tensor_parallel;
+        // q, k, v and the output of the core; its log-sum-exp.
+        let core = saving.all((2 * heads + 2 * kv_heads) * self.head_dim);
+        let statistics = saving.all_rows * saving.accumulator_bytes;
+        // With a q/k norm: queries and keys before it, and 1/rms of each normalised row.
+        let norms = match self.qk_norm {
+            QkNorm::None => 0,
+            QkNorm::Head => saving.all((heads + kv_heads) * self.head_dim) + (heads + kv_heads) * statistics,
+            QkNorm::Full => saving.all((heads + kv_heads) * self.head_dim) + 2 * statistics,
+        };
+        saving.input(self.width) + core + heads * statistics + norms
+    }
+}
+
 /// An attention layer.
 #[derive(Clone, Debug)]
 pub struct Attention<T: Float> {
@@ -91,7 +114,7 @@ pub enum AttentionSaved<T: Float> {
 /// All rows, this rank's heads.
 #[derive(Debug)]
 pub struct CoreSaved<T: Float> {
-    x_td: Tensor<T>,
+    x_td: KeptInput<T>,
     q_thd: Tensor<T>,
     k_thd: Tensor<T>,
     v_thd: Tensor<T>,
@@ -149,7 +172,8 @@ impl<T: Trainable> Attention<T> {
     /// [`Error::Comm`].
     pub fn forward(&self, x_td: &Tensor<T>, cx: &Cx<T>) -> Result<(Tensor<T>, AttentionSaved<T>), Error> {
         let _phase = cx.phase(Phase::Attention);
-        let core = self.core(x_td, cx)?;
+        let mut core = self.core(x_td, cx)?;
+        core.x_td = core.x_td.again(x_td, cx);
         let out_tw = flat(core.out_thd.clone());
         let y_td = cx.scatter_tokens(self.output.forward(&out_tw, cx))?;
         // A recomputed block calls this a second time and then needs everything.
@@ -184,6 +208,7 @@ impl<T: Trainable> Attention<T> {
         let (q_thd, k_thd) = (turn(q_thd), turn(k_thd));
         let spec = self.spec(&cx.tokens.documents);
         let (out_thd, lse_th) = attention::attention_forward(&q_thd, &k_thd, &v_thd, None, &spec);
+        let x_td = KeptInput::Whole(x_td);
         Ok(CoreSaved { x_td, q_thd, k_thd, v_thd, q_norm, k_norm, out_thd, lse_th })
     }
 
@@ -214,6 +239,7 @@ impl<T: Trainable> Attention<T> {
         let dq_thd = denormed(&self.q_norm, q_norm, dq_thd, cx)?;
         let dk_thd = denormed(&self.k_norm, k_norm, dk_thd, cx)?;
         let dqkv = elementwise::concat_columns(&[&flat(dq_thd), &flat(dk_thd), &flat(grads.dv)]);
+        let x_td = x_td.whole(cx)?;
         let dx_td = self.qkv.backward(dqkv, x_td, cx);
         cx.scatter_tokens(dx_td)
     }

@@ -7,8 +7,9 @@
 //!   [`tokens`] (the micro-batch), [`phases`] (clocks), [`recompute`] (what is not kept).
 //! * Layers, each with `forward -> (output, saved)` and `backward(saved, gradient) -> gradient`: [`linear`],
 //!   [`embedding`], [`norm`], [`attention`] with [`qk_norm`], [`mlp`], [`block`] with the slot
-//!   [`feed_forward::FeedForward`], [`loss`]; [`tape`] keeps what the layers of a micro-batch saved.
+//!   [`feed_forward::FeedForward`], [`loss`]; [`kept_input`] what they keep of their input, [`saving`] how many bytes they keep; [`tape`] keeps what the layers of a micro-batch saved.
 //! * Over stages: [`pipeline`], schedules as data.
+//! * A GPT-style block, whose saved activations are held against published formulas: [`gpt`].
 //! * After the backward: [`reduce`] (sums over replicas, global norm), [`optim`], [`schedule`].
 //!
 //! Rows of the residual stream are cut over TP (sequence parallelism); see [`tokens::TokenInfo::local_range`].
@@ -21,6 +22,8 @@ pub mod cx;
 pub mod embedding;
 pub mod error;
 pub mod feed_forward;
+pub mod gpt;
+pub mod kept_input;
 pub mod linear;
 pub mod loss;
 pub mod mlp;
@@ -33,6 +36,7 @@ pub mod place;
 pub mod qk_norm;
 pub mod recompute;
 pub mod reduce;
+pub mod saving;
 pub mod schedule;
 pub mod tape;
 pub mod tied;
@@ -58,6 +62,7 @@ pub use place::Place;
 pub use qk_norm::QkNorm;
 pub use recompute::RecomputePolicy;
 pub use reduce::{ReduceOptions, gradient_norm, reduce_gradients};
+pub use saving::{Saving, SlotBytes, block_saved_bytes};
 pub use schedule::LrSchedule;
 pub use tape::Tape;
 pub use tied::reduce_tied;

@@ -9,11 +9,13 @@ use plica_kernels::{Float, Tensor};
 use crate::block::FeedForward;
 use crate::cx::{Cx, Trainable};
 use crate::error::Error;
+use crate::kept_input::KeptInput;
 use crate::linear::Linear;
 use crate::param::spec::check_divides;
 use crate::param::{Init, ParamSpecs};
 use crate::phases::Phase;
 use crate::place::Place;
+use crate::saving::Saving;
 
 /// A SwiGLU layer.
 #[derive(Clone, Copy, Debug)]
@@ -23,13 +25,24 @@ pub struct Mlp {
     phase: Phase,
 }
 
-/// What [`Mlp::forward`] keeps, all of it of this rank's ffn columns.
+/// What [`Mlp::forward`] keeps: its input, and of this rank's ffn columns:
 #[derive(Debug)]
 pub struct MlpSaved<T: Float> {
-    x_td: Tensor<T>,
+    x_td: KeptInput<T>,
     gate_up_t2f: Tensor<T>,
     /// Absent where the activation is recomputed.
     h_tf: Option<Tensor<T>>,
+}
+
+/// Bytes of [`MlpSaved`], its input included.
+pub fn mlp_saved_bytes(width: usize, ffn: usize, saving: &Saving) -> usize {
+    saving.input(width) + inner_bytes(ffn, saving)
+}
+
+/// Bytes of [`MlpSaved`] without its input.
+pub fn inner_bytes(ffn: usize, saving: &Saving) -> usize {
+    let columns = if saving.recompute.activation { 2 } else { 3 };
+    saving.all(columns * ffn / saving.tensor_parallel)
 }
 
 impl Mlp {
@@ -67,8 +80,9 @@ impl<T: Trainable> FeedForward<T> for Mlp {
 
     fn forward(&self, x_td: &Tensor<T>, cx: &mut Cx<T>) -> Result<(Tensor<T>, MlpSaved<T>, ()), Error> {
         let _phase = cx.phase(self.phase);
-        let x_td = cx.gather_tokens(x_td)?;
-        let gate_up_t2f = self.gate_up.forward(&x_td, cx);
+        let whole_td = cx.gather_tokens(x_td)?;
+        let gate_up_t2f = self.gate_up.forward(&whole_td, cx);
+        let x_td = KeptInput::keep(whole_td, x_td, cx);
         let h_tf = activation::swiglu_forward(&gate_up_t2f, None);
         let y_td = cx.scatter_tokens(self.down.forward(&h_tf, cx))?;
         let h_tf = (!cx.recompute.activation).then_some(h_tf);
@@ -81,7 +95,7 @@ impl<T: Trainable> FeedForward<T> for Mlp {
         let _phase = cx.phase(self.phase);
         let x_td = cx.gather_tokens(x_td)?;
         let gate_up_t2f = self.gate_up.forward(&x_td, cx);
-        Ok(MlpSaved { x_td, gate_up_t2f, h_tf: None })
+        Ok(MlpSaved { x_td: KeptInput::Whole(x_td), gate_up_t2f, h_tf: None })
     }
 
     fn backward(&self, saved: MlpSaved<T>, dy_td: &Tensor<T>, cx: &mut Cx<T>) -> Result<Tensor<T>, Error> {
@@ -92,6 +106,7 @@ impl<T: Trainable> FeedForward<T> for Mlp {
         let dh_tf = self.down.backward(dy_td, h_tf, cx);
         let (dgate_up_t2f, _) = activation::swiglu_backward(&dh_tf, &gate_up_t2f, None);
         drop((dh_tf, gate_up_t2f));
+        let x_td = x_td.whole(cx)?;
         let dx_td = self.gate_up.backward(dgate_up_t2f, x_td, cx);
         cx.scatter_tokens(dx_td)
     }

@@ -8,12 +8,18 @@ use plica_kernels::{Float, Tensor};
 use crate::cx::Cx;
 use crate::param::{Init, ParamId, ParamSpec, ParamSpecs};
 use crate::phases::Phase;
+use crate::saving::Saving;
 
 /// A norm whose weight `[d]` stands in the parameter store.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Norm {
     weight: ParamId,
     eps: f64,
+}
+
+/// Bytes of [`NormSaved`] of own rows.
+pub fn norm_saved_bytes(width: usize, saving: &Saving) -> usize {
+    saving.own(width) + saving.own_rows * saving.accumulator_bytes
 }
 
 /// What [`Norm::forward`] keeps: the input and 1/rms a row.

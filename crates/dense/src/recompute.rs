@@ -13,22 +13,25 @@ pub struct RecomputePolicy {
     pub activation: bool,
     /// The whole MoE layer except its routing.
     pub moe: bool,
+    /// The gathered input of tensor-parallel layers: a rank keeps its own rows and gathers again.
+    pub tp_input: bool,
 }
 
 impl RecomputePolicy {
     /// Nothing is recomputed.
     pub const NONE: RecomputePolicy =
-        RecomputePolicy { block: false, attention: false, activation: false, moe: false };
+        RecomputePolicy { block: false, attention: false, activation: false, moe: false, tp_input: false };
     /// Whole blocks are recomputed.
     pub const BLOCK: RecomputePolicy = RecomputePolicy { block: true, ..RecomputePolicy::NONE };
 
     /// Every combination that differs in what it keeps, with its name in settings.
-    pub const NAMED: [(&'static str, RecomputePolicy); 6] = [
+    pub const NAMED: [(&'static str, RecomputePolicy); 7] = [
         ("none", RecomputePolicy::NONE),
         ("block", RecomputePolicy::BLOCK),
         ("attention", RecomputePolicy { attention: true, ..RecomputePolicy::NONE }),
         ("activation", RecomputePolicy { activation: true, ..RecomputePolicy::NONE }),
         ("moe", RecomputePolicy { moe: true, ..RecomputePolicy::NONE }),
+        ("tp-input", RecomputePolicy { tp_input: true, ..RecomputePolicy::NONE }),
         ("selective", RecomputePolicy { attention: true, activation: true, ..RecomputePolicy::NONE }),
     ];
 

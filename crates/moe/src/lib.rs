@@ -22,6 +22,7 @@ pub mod load;
 pub mod placement;
 pub mod report;
 pub mod router;
+pub mod saving;
 pub mod score;
 pub mod select;
 pub mod shared;

@@ -74,7 +74,7 @@ fn recompute(low: &LowConfig, check: &mut Check) -> Vec<Recompute> {
     let alone = parts.contains(&Recompute::None) || parts.contains(&Recompute::Full);
     if alone && parts.len() > 1 {
         let typed = parts.iter().map(|part| part.name()).collect::<Vec<_>>().join(", ");
-        let remedy = "write one of them, or a list of attention, expert-activation, moe";
+        let remedy = "write one of them, or a list of attention, expert-activation, moe, tp-input";
         check.error("train.recompute", typed, "none and full stand alone", remedy);
     }
     let mut chosen: Vec<Recompute> = Vec::new();

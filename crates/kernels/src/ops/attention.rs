@@ -9,10 +9,12 @@
 //! ([`Rows`]); the parts are joined by [`merge`], which is what ring attention needs.
 //!
 //! Sums are in `T::Acc` and cut at fixed tiles; every element of dk and dv is summed by one task in rising order
-//! of the queries, so that the bits do not depend on the threads. Leaves out dropout and masks other than these.
+//! of the queries, so that the bits do not depend on the threads. Leaves out dropout and masks other than these;
+//! [`materialised_forward`] keeps the matrix of probabilities and can drop them.
 
 mod backward;
 mod forward;
+mod materialised;
 mod merge;
 mod softmax;
 mod visible;
@@ -20,10 +22,16 @@ mod visible;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
+mod tests_materialised;
+#[cfg(test)]
 mod tests_runs;
 
 pub use backward::{AttentionGrads, attention_backward, attention_block_backward};
 pub use forward::{attention_block_forward, attention_forward};
+pub use materialised::{
+    Materialised, MaterialisedSpec, ScoreDropout, materialised_backward, materialised_forward,
+    materialised_probabilities,
+};
 pub use merge::{apply_sinks, merge};
 pub use visible::{AttentionSpec, Rows};
 
