@@ -9,7 +9,8 @@
 //!   weights).
 //! * What is known before a run: [`validate`](mod@validate) (no deadlock, each once, memory bound),
 //!   [`simulate`](mod@simulate) (time, idle share, memory), [`formula`] (what is published of the bubble).
-//! * Carrying it out: [`execute`](mod@execute). What happened when: [`timeline`].
+//! * Carrying it out: [`execute`](mod@execute). What happened when: [`timeline`], and beside the
+//!   simulation: [`measured`].
 //!
 //! Placement. With as many stages as ranks, or with interleaved chunks, stage s is on rank s mod p (*loop*). The
 //! V-shaped schedules put stage s on rank s for s < p and on rank 2p-1-s after that, so that the first and the
@@ -21,6 +22,7 @@ pub mod execute;
 pub mod formula;
 pub mod generators;
 pub mod lower;
+pub mod measured;
 pub mod schedule;
 pub mod simulate;
 pub mod text;
@@ -36,6 +38,7 @@ pub use execute::{ExecuteError, StageRunner, execute};
 pub use formula::{Published, published};
 pub use generators::{ScheduleKind, generate};
 pub use lower::{Lowering, lower, with_idle_slots};
+pub use measured::{Measured, measure};
 pub use schedule::Schedule;
 pub use simulate::{Simulation, Times, Transfers, simulate};
 pub use timeline::{Span, Timeline};

@@ -3,6 +3,7 @@
 mod execute;
 mod generators;
 mod lower;
+mod measured;
 mod simulate;
 mod text;
 mod validate;
