@@ -3,6 +3,7 @@
 mod accounting;
 mod checkpoints;
 mod cli;
+mod cli_schedule;
 mod contents;
 mod controlled;
 mod docs;

@@ -77,6 +77,7 @@ const INDEX: &[(&str, &str, &[&str])] = &[
     ),
     ("S16", "crates/dense", &["s18_micro_batches_of_any_size_give_the_same_gradient"]),
     ("S16", "tests", &["s16_ten_and_thirty_valid_tokens_over_ranks_and_micro_batches"]),
+    ("S19", "crates/dense", &["s19_a_crossed_send_and_receive_is_found_without_running"]),
     ("S20", "crates/folding", &["s20_layers_over_stages", "s20_mesh_table", "s20_megatron_1628_batch"]),
     ("S20", "train", &["s20_mesh_arithmetic_comes_from_folding"]),
     ("S21", "crates/dense", &["s21_padded_vocabulary_never_counts"]),

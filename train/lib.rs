@@ -15,6 +15,7 @@ pub mod mesh_text;
 pub mod metrics;
 pub mod model;
 pub mod report;
+pub mod schedule_view;
 pub mod step;
 pub mod trainer;
 pub mod verify;

@@ -3,6 +3,7 @@
 mod bench;
 mod mesh;
 mod pretrain;
+mod schedule;
 mod settings;
 mod verify;
 
@@ -19,7 +20,8 @@ ranks, and proves that every layout computes what one rank computes.
 
   plica pretrain                 train the built-in model on real text over 4 in-process ranks
   plica verify                   compare every layout of 8 ranks with one rank
-  plica mesh --ranks 8 --tp 2    show who talks to whom";
+  plica mesh --ranks 8 --tp 2    show who talks to whom
+  plica schedule --stages 4 --micro-batches 8    compare pipeline schedules";
 
 /// What was typed.
 #[derive(Debug, Parser)]
@@ -37,6 +39,8 @@ enum Command {
     Verify(verify::Verify),
     /// Show both factorisations of a world: groups, coordinates, ownership; explain a refused layout.
     Mesh(mesh::MeshCommand),
+    /// Draw, check and compare pipeline schedules: bubble, idle share, memory.
+    Schedule(schedule::ScheduleCommand),
     /// Measure a training step, matrix products, dispatch or collectives against their roofline.
     Bench(bench::Bench),
     /// List every setting with its default and meaning, or the built-in presets.
@@ -62,6 +66,7 @@ pub fn run() -> ExitCode {
         Command::Pretrain(command) => command.run(&surroundings),
         Command::Verify(command) => command.run(&surroundings),
         Command::Mesh(command) => command.run(),
+        Command::Schedule(command) => command.run(),
         Command::Bench(command) => command.run(&surroundings),
         Command::Settings(command) => command.run(),
     };

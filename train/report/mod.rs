@@ -7,7 +7,7 @@ pub mod heatmap;
 pub mod human;
 pub mod line_plot;
 pub mod run;
-mod svg;
+pub(crate) mod svg;
 pub mod table;
 pub mod tables;
 pub mod ticks;

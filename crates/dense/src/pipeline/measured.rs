@@ -6,92 +6,61 @@
 
 use crate::pipeline::action::{Action, Kind};
 use crate::pipeline::schedule::Schedule;
-use crate::pipeline::simulate::{Simulation, Times, simulate};
+use crate::pipeline::simulate::{RankUse, SimulatedSpan, Simulation, Times, simulate};
 use crate::pipeline::timeline::Span;
 
-/// One rank of a measured step, in nanoseconds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct MeasuredRank {
-    /// Begin of the first action, since the origin.
-    pub start_ns: u64,
-    /// End of the last action, since the origin.
-    pub end_ns: u64,
-    /// Arithmetic: F, B, I, W and overlaps.
-    pub work_ns: u64,
-    /// Sends and receives, waiting in them included.
-    pub transfer_ns: u64,
-    /// Gathering, releasing and reducing.
-    pub sharding_ns: u64,
-}
-
-/// A measured step and its simulation.
+/// A measured step and its simulation, both in nanoseconds from the begin of the step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Measured {
-    /// Every rank.
-    pub ranks: Vec<MeasuredRank>,
-    /// Mean times of each stage, in nanoseconds, as the simulation used them.
+    /// What happened, in the form of a simulation. Work is arithmetic; the rest of a rank's time is idle here,
+    /// whether it moved tensors, gathered weights or waited.
+    pub observed: Simulation,
+    /// Mean times of each stage, as the simulation used them; transfers take none.
     pub times: Times,
-    /// The same rows with these times and transfers that take none.
-    pub simulation: Simulation,
+    /// The same rows with these times.
+    pub simulated: Simulation,
 }
 
 impl Measured {
-    /// From the first begin to the last end of any rank.
-    pub fn makespan_ns(&self) -> u64 {
-        let (starts, ends) = (self.ranks.iter().map(|r| r.start_ns), self.ranks.iter().map(|r| r.end_ns));
-        ends.max().unwrap_or(0) - starts.min().unwrap_or(0)
-    }
-
-    /// Share of the makespan in which a rank did no arithmetic.
-    pub fn idle_share_of(&self, rank: usize) -> f64 {
-        1.0 - self.ranks[rank].work_ns as f64 / self.makespan_ns().max(1) as f64
-    }
-
-    /// Mean of the idle shares.
-    pub fn idle_share(&self) -> f64 {
-        (0..self.ranks.len()).map(|rank| self.idle_share_of(rank)).sum::<f64>() / self.ranks.len() as f64
-    }
-
     /// Measured utilisation over the simulated one; 1 where the run is as good as its schedule.
     pub fn utilisation_ratio(&self) -> f64 {
-        (1.0 - self.idle_share()) / self.simulation.utilisation()
+        self.observed.utilisation() / self.simulated.utilisation()
     }
 }
 
 /// Lays the spans of every rank beside the simulation of the rows that were executed.
 ///
 /// # Panics
-/// When there are not as many lists of spans as ranks, or a span is of no action of its row.
+/// When there are not as many lists of spans as ranks, a span is of no action of its row, or there is no span.
 pub fn measure(schedule: &Schedule, spans: &[Vec<Span>]) -> Measured {
     assert_eq!(spans.len(), schedule.ranks().len(), "spans for the ranks of the schedule");
-    let ranks = spans.iter().enumerate().map(|(rank, spans)| measure_rank(schedule, rank, spans)).collect();
     let times = mean_times(schedule, spans);
-    let simulation = simulate(schedule, &times);
-    Measured { ranks, times, simulation }
+    let simulated = simulate(schedule, &times);
+    let origin = spans.iter().flatten().map(|span| span.start_ns).min().expect("a measured action");
+    let ranks = simulated.ranks.iter().zip(spans).enumerate().map(|(rank, (like, spans))| {
+        let span = |span: &Span| SimulatedSpan {
+            action_index: span.action_index,
+            start: (span.start_ns - origin) as f64,
+            end: (span.end_ns - origin) as f64,
+        };
+        let is_work = |span: &&Span| action_of(schedule, rank, span).kind.is_compute();
+        let work: Vec<SimulatedSpan> = spans.iter().filter(is_work).map(span).collect();
+        RankUse {
+            spans: spans.iter().map(span).collect(),
+            start: work.iter().map(|span| span.start).reduce(f64::min).unwrap_or(0.0),
+            end: work.iter().map(|span| span.end).fold(0.0, f64::max),
+            work: work.iter().map(|span| span.end - span.start).sum(),
+            ..like.clone()
+        }
+    });
+    let makespan = spans.iter().flatten().map(|span| span.end_ns - origin).max().unwrap_or(0) as f64;
+    Measured { observed: Simulation { ranks: ranks.collect(), makespan }, times, simulated }
 }
 
 /// The action of a span.
 fn action_of<'a>(schedule: &'a Schedule, rank: usize, span: &Span) -> &'a Action {
     let action = schedule.ranks()[rank].get(span.action_index).and_then(Option::as_ref);
     action.unwrap_or_else(|| panic!("rank {rank} has no action in slot {}", span.action_index))
-}
-
-fn measure_rank(schedule: &Schedule, rank: usize, spans: &[Span]) -> MeasuredRank {
-    let mut out = MeasuredRank {
-        start_ns: spans.iter().map(|span| span.start_ns).min().unwrap_or(0),
-        end_ns: spans.iter().map(|span| span.end_ns).max().unwrap_or(0),
-        ..MeasuredRank::default()
-    };
-    for span in spans {
-        let kind = action_of(schedule, rank, span).kind;
-        let sum = match kind {
-            _ if kind.is_compute() => &mut out.work_ns,
-            _ if kind.is_transfer() => &mut out.transfer_ns,
-            _ => &mut out.sharding_ns,
-        };
-        *sum += span.length_ns();
-    }
-    out
 }
 
 /// Mean time of each kind of work of each stage, in nanoseconds. An overlapped pair counts for both of its parts, in
