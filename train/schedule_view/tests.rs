@@ -19,9 +19,9 @@ fn one_f_one_b_as_text() {
     let expected = "\
 1f1b: 2 ranks, 2 stages, 2 micro-batches
 
-time     0     2     4     6     8
+time     0              5
 rank 0   F0 F1 ······B0─── ···B1───
-rank 1   ···F0 B0─── F1 B1─── ···
+rank 1   ···F0 B0─── F1 B1─── ······
          F forward, B backward
 
 makespan 9, bubble 3 (50.0 % of the work), utilisation 66.7 %
@@ -82,7 +82,7 @@ fn transfers_are_not_drawn_but_waited_for() {
     let lowered = lower(&schedule, Lowering::default());
     let view = ScheduleView::new("gpipe".into(), lowered, times, None).unwrap();
     let text = grid::grid_text(&view.schedule, &view.simulation, 80, false);
-    assert!(text.contains("rank 0   F0 ·······················B0"), "{text}");
+    assert!(text.contains("rank 0   F0 ·····················B0"), "{text}");
     assert_eq!(view.json()["ranks"][0]["actions"].as_array().unwrap().len(), 4);
 }
 
