@@ -9,8 +9,8 @@ use std::sync::Arc;
 use plica_comm::Mesh;
 use plica_dense::{
     Attention, AttentionConfig, Block, Cx, Embedding, Error, FeedForward, Grads, Head, Init, Mlp, Norm,
-    Optimizer, OptimizerConfig, ParamSpecs, Params, Phases, Place, QkNorm, RecomputePolicy, ReduceOptions,
-    TokenBatch, TokenInfo, reduce_gradients,
+    Optimizer, OptimizerConfig, ParamSpecs, Params, Phases, Place, QkNorm, RecomputePolicy, TokenBatch,
+    TokenInfo, reduce_gradients,
 };
 use plica_dispatch::DispatcherKind;
 use plica_kernels::Device;
@@ -88,7 +88,7 @@ fn train<F: FeedForward<f32>>(
         let (loss, dy_td) = head.forward_backward(&y_td, &mut cx)?;
         let dx_td = block.backward(saved, &dy_td, &mut cx)?;
         embedding.backward(&dx_td, &mut cx)?;
-        reduce_gradients(&params, &mut grads, &mesh, &phases, ReduceOptions::default())?;
+        reduce_gradients(&params, &mut grads, &mesh, &phases)?;
         optimizer.step(&mut params, &grads, &mesh, &phases, 1e-2)?;
         losses.push(loss.mean());
     }

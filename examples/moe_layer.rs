@@ -6,8 +6,8 @@
 
 use plica_comm::{LaunchOptions, Mesh, Purpose, RankContext, run_ranks};
 use plica_dense::{
-    BatchScale, Cx, FeedForward, Grads, Init, ParamSpecs, Params, Phases, Place, RecomputePolicy,
-    ReduceOptions, TokenBatch, TokenInfo, gradient_norm, reduce_gradients, tokens::IGNORED,
+    BatchScale, Cx, FeedForward, Grads, Init, ParamSpecs, Params, Phases, Place, RecomputePolicy, TokenBatch,
+    TokenInfo, gradient_norm, reduce_gradients, tokens::IGNORED,
 };
 use plica_dispatch::DispatcherKind;
 use plica_folding::{Layout, LayoutSpec, even_range};
@@ -74,7 +74,7 @@ fn rank(context: RankContext, layout: &Layout) -> anyhow::Result<Part> {
     let (y_td, saved, _report) = layer.forward(&x_td, &mut cx)?;
     // As if the loss were half the sum of squares: dy = y.
     let dx_td = layer.backward(saved, &y_td, &mut cx)?;
-    reduce_gradients(&params, &mut grads, &mesh, &phases, ReduceOptions::default())?;
+    reduce_gradients(&params, &mut grads, &mesh, &phases)?;
     Ok(Part {
         y_td: y_td.to_vec(),
         dx_td: dx_td.to_vec(),

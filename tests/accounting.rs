@@ -16,17 +16,17 @@ use crate::runs::{FOLDED, ONE, ROUTER, Runs, on_engines, plan, quick, step};
 
 /// Elements of a rank's parameters by the group that sums their gradients.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Elements {
+pub(crate) struct Elements {
     /// Dense and cut over TP: summed over DP.
-    cut: u64,
+    pub(crate) cut: u64,
     /// Dense and the same on all TP ranks: summed over TP and DP.
-    same: u64,
+    pub(crate) same: u64,
     /// Experts: summed over EDP.
-    experts: u64,
+    pub(crate) experts: u64,
 }
 
 impl Elements {
-    fn of(config: &Config) -> Elements {
+    pub(crate) fn of(config: &Config) -> Elements {
         let (model, layout) = (&config.model, &config.layout);
         let (d, tp) = (model.d_model as u64, layout.tp() as u64);
         let heads = ((2 * model.heads + 2 * model.kv_heads) * model.head_dim) as u64;

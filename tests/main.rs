@@ -20,5 +20,6 @@ mod resume;
 mod runs;
 mod saved_bytes;
 mod scenarios;
+mod sharded;
 mod support;
 mod tidy;

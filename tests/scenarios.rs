@@ -106,6 +106,7 @@ const INDEX: &[(&str, &str, &[&str])] = &[
     ("S29", "train", &["s29_an_id_equal_to_the_vocabulary_is_refused_at_load"]),
     ("S29", "tests", &["s29_an_id_outside_the_vocabulary_is_refused_at_load_under_tp_too"]),
     ("S32a", "crates/moe", &["s32_nothing_of_a_step_outlives_its_backward"]),
+    ("S32c", "crates/dense", &["s32c_prefetched_units_are_all_that_is_complete"]),
     ("S32a", "tests", &["s32a_live_bytes_are_constant_over_300_steps_of_changing_imbalance"]),
     ("user configurations", "train", &["configurations_seen_in_reports"]),
     (
@@ -146,7 +147,11 @@ fn every_scenario_has_its_tests() {
         }
     }
     assert!(missing.is_empty(), "{}", missing.join("\n"));
-    let wanted = (1..=16).chain([20, 21]).chain(24..=29).map(|n| format!("S{n:02}")).chain(["S32a".into()]);
+    let wanted = (1..=16)
+        .chain([20, 21])
+        .chain(24..=29)
+        .map(|n| format!("S{n:02}"))
+        .chain(["S32a".into(), "S32c".into()]);
     for number in wanted {
         assert!(INDEX.iter().any(|(n, _, _)| *n == number), "{number} has no test");
     }

@@ -6,7 +6,7 @@
 use plica_comm::{Mesh, Purpose, RankContext, Recorder, Reduce};
 use plica_dense::{
     Cx, Error, Grads, LossSum, LrSchedule, Optimizer, OptimizerConfig, ParamSpecs, Params, Phases,
-    RecomputePolicy, ReduceOptions, TokenBatch, TokenInfo, Trainable, reduce_gradients,
+    RecomputePolicy, ShardOptions, TokenBatch, TokenInfo, Trainable, reduce_gradients,
 };
 use plica_kernels::Device;
 use plica_moe::MoeReport;
@@ -24,8 +24,8 @@ pub struct StepSettings {
     pub recompute: RecomputePolicy,
     /// Learning rate by step.
     pub lr: LrSchedule,
-    /// How gradients travel.
-    pub reduce: ReduceOptions,
+    /// What is sharded over replicas, and how it travels.
+    pub shard: ShardOptions,
 }
 
 /// One rank of a training run.
@@ -116,8 +116,7 @@ impl<T: Trainable> Engine<T> {
     ) -> Result<Engine<T>, Error> {
         let mut specs = ParamSpecs::new();
         let model = build::build(plan, &mesh, &context.device, &mut specs)?;
-        let place = plica_dense::Place::new(mesh.layout(), mesh.rank());
-        let params = Params::new(&specs, &place, &context.device, settings.seed)?;
+        let params = Params::sharded(&specs, &mesh, &context.device, settings.seed, &settings.shard)?;
         Ok(Engine {
             grads: Grads::zeros(&params),
             optimizer: Optimizer::new(optimizer, &params),
@@ -172,14 +171,20 @@ impl<T: Trainable> Engine<T> {
         if self.model.moe_layers().any(|(_, layer)| layer.config().balance.global > 0.0) {
             self.all_forwards_first(step, &infos, &mut sums)?;
         } else {
-            for info in &infos {
+            for (index, info) in infos.iter().enumerate() {
+                self.synchronise(index + 1 == infos.len());
                 let in_flight = self.with_cx(info, step, |model, cx| model.forward(cx))?;
                 sums.add(in_flight.loss, &in_flight.reports);
                 self.with_cx(info, step, |model, cx| model.backward(in_flight, cx))?;
             }
         }
-        reduce_gradients(&self.params, &mut self.grads, &self.mesh, &self.phases, self.settings.reduce)?;
+        reduce_gradients(&self.params, &mut self.grads, &self.mesh, &self.phases)?;
         sums.reduce(&self.mesh, &self.device)
+    }
+
+    /// Gradients are summed over ranks in the last micro-batch, or in each.
+    fn synchronise(&mut self, last: bool) {
+        self.grads.synchronise(last || self.settings.shard.sync_each_micro_batch);
     }
 
     /// All forwards, the expert counts of the global batch, then all backwards.
@@ -190,14 +195,16 @@ impl<T: Trainable> Engine<T> {
         sums: &mut StepSums,
     ) -> Result<(), Error> {
         let mut waiting: Vec<InFlight<T>> = Vec::new();
-        for info in infos {
+        for (index, info) in infos.iter().enumerate() {
+            self.synchronise(index + 1 == infos.len());
             let in_flight = self.with_cx(info, step, |model, cx| model.forward(cx))?;
             sums.add(in_flight.loss, &in_flight.reports);
             waiting.push(in_flight);
         }
         // Every micro-batch of every rank has been seen: these are the counts of the global batch.
         let global = sums.reduce(&self.mesh, &self.device)?;
-        for (info, mut in_flight) in infos.iter().zip(waiting) {
+        for (index, (info, mut in_flight)) in infos.iter().zip(waiting).enumerate() {
+            self.synchronise(index + 1 == infos.len());
             self.model.set_global_counts(&mut in_flight, &global.layers);
             self.with_cx(info, step, |model, cx| model.backward(in_flight, cx))?;
         }
@@ -235,6 +242,7 @@ impl<T: Trainable> Engine<T> {
             let info = self.tokens(micro)?;
             loss.add(self.with_cx(&info, step, |model, cx| model.evaluate(cx))?);
         }
+        self.params.reshard();
         let own = [loss.nll_sum, loss.valid_targets as f64];
         let all = self.mesh.dp_cp().all_reduce_f64(Purpose::Metrics, &self.device, &own, Reduce::Sum)?;
         Ok(LossSum { nll_sum: all[0], valid_targets: all[1] as u64 })

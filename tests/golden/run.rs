@@ -15,7 +15,7 @@ use plica::step::{Engine, StepSettings};
 use plica_comm::launch::{LaunchOptions, run_ranks};
 use plica_comm::{Mesh, RankContext};
 use plica_dense::{
-    Cx, FeedForward, LrSchedule, ParamId, RecomputePolicy, ReduceOptions, TokenBatch, Trainable,
+    Cx, FeedForward, LrSchedule, ParamId, RecomputePolicy, ShardOptions, TokenBatch, Trainable,
 };
 use plica_folding::layout::Layout;
 use plica_kernels::ops::elementwise;
@@ -106,7 +106,7 @@ impl<'a, T: Trainable> Rank<'a, T> {
             seed: 1,
             recompute: RecomputePolicy::NONE,
             lr: LrSchedule::Constant { lr },
-            reduce: ReduceOptions::default(),
+            shard: ShardOptions::default(),
         };
         let mesh = Mesh::new(&self.context.world, self.layout.clone())?;
         let mut engine = Engine::new(self.context, mesh, &plan, optimizer, settings)?;

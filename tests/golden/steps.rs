@@ -95,8 +95,8 @@ impl<T: Trainable> Rank<'_, T> {
         reports.iter_mut().for_each(|(_, report)| report.balance_counts_e.clone_from(&pooled.counts_e));
         engine.model.set_global_counts(&mut in_flight, &reports);
         engine.with_cx(&info, step, |model, cx| model.backward(in_flight, cx))?;
-        let Engine { params, grads, mesh, phases, settings, .. } = engine;
-        reduce_gradients(params, grads, mesh, phases, settings.reduce)?;
+        let Engine { params, grads, mesh, phases, .. } = engine;
+        reduce_gradients(params, grads, mesh, phases)?;
         Ok((if loss[1] == 0.0 { 0.0 } else { loss[0] / loss[1] }, pooled.loss()))
     }
 

@@ -1,5 +1,5 @@
 //! Writing a checkpoint file: rank 0 lays every layout-free tensor together from the ranks that hold its first
-//! replica, one tensor at a time, straight into the file; the other ranks send their pieces in the same order.
+//! replica or a shard of it, one tensor at a time, straight into the file; the other ranks send their pieces in the same order.
 //! Nobody ever holds more than one complete tensor. Leaves out compression and asynchronous writing.
 
 use std::borrow::Cow;
@@ -9,30 +9,44 @@ use std::path::Path;
 
 use plica_comm::{Group, Message, Purpose};
 use plica_dense::param::piece::pieces;
-use plica_dense::param::{ParamSpec, Piece};
+use plica_dense::param::{ParamId, ParamSpec, Piece};
 use plica_dense::place::Place;
+use plica_dense::shard::{Kept, ShardOptions, Sharding};
 use plica_folding::layout::Layout;
 use plica_kernels::{Category, Device, Element, Tensor};
 use safetensors::tensor::{Dtype, View, serialize_to_file};
 
 use super::CheckpointError;
 
-/// One local tensor that is cut as a parameter is: the weight itself, or a moment or master copy of it.
+/// What is kept of one parameter: the weight itself, or a moment or master copy of it.
 #[derive(Debug)]
-pub struct Entry<'a, E: Element> {
+pub struct Entry<E: Element> {
     /// The parameter.
-    pub spec: &'a ParamSpec,
+    pub id: ParamId,
     /// What the file's names end in: "" for the weight, ".m", ".v", ".master".
     pub suffix: &'static str,
-    /// This rank's part.
-    pub local: &'a Tensor<E>,
+    /// The tensor that keeps this rank's part of it.
+    pub local: Tensor<E>,
+}
+
+/// Who holds what of the parameters of a file.
+#[derive(Clone, Copy, Debug)]
+pub struct Owners<'a> {
+    /// The parameters, by their handles.
+    pub specs: &'a [ParamSpec],
+    /// Factors of the ranks.
+    pub layout: &'a Layout,
+    /// What is sharded over replicas.
+    pub shard: &'a ShardOptions,
+    /// Which kind of state the file holds.
+    pub kept: Kept,
 }
 
 /// One tensor of the file and who brings its parts.
-struct Assembly<'a, E: Element> {
+struct Assembly<E: Element> {
     name: String,
     shape: Vec<usize>,
-    local: &'a Tensor<E>,
+    local: Tensor<E>,
     /// Rank in the world and its piece, ascending.
     parts: Vec<(usize, Piece)>,
 }
@@ -50,25 +64,30 @@ pub fn file_dtype<E: Element>() -> Dtype {
 }
 
 /// The tensors of the file in the order in which it stores them, each with the pieces of all ranks.
-fn plan<'a, E: Element>(
-    entries: &[Entry<'a, E>],
-    layout: &Layout,
+fn plan<E: Element>(
+    entries: &[Entry<E>],
+    owners: &Owners<'_>,
     rename: &dyn Fn(&str) -> String,
-) -> Result<Vec<Assembly<'a, E>>, plica_dense::Error> {
+) -> Result<Vec<Assembly<E>>, plica_dense::Error> {
+    let Owners { specs, layout, shard, kept } = *owners;
     let one = Place::new(&Layout::one(), 0);
     let places: Vec<Place> = (0..layout.world()).map(|rank| Place::new(layout, rank)).collect();
+    let shardings: Vec<Sharding> =
+        places.iter().map(|place| Sharding::new(specs, place, shard)).collect::<Result<_, _>>()?;
     let mut all = Vec::new();
     for entry in entries {
+        let spec = &specs[entry.id.index()];
         let mut parts: HashMap<String, Vec<(usize, Piece)>> = HashMap::new();
-        for (rank, place) in places.iter().enumerate().filter(|(_, p)| entry.spec.is_first_replica(p)) {
-            for piece in pieces(entry.spec, place)? {
+        for (rank, sharding) in shardings.iter().enumerate().filter(|(_, s)| s.counts(kept, entry.id)) {
+            let whole = pieces(spec, &places[rank])?;
+            for piece in sharding.pieces(kept, entry.id, &whole).into_iter().filter(|p| !p.is_empty()) {
                 parts.entry(piece.name.clone()).or_default().push((rank, piece));
             }
         }
-        for complete in pieces(entry.spec, &one)? {
+        for complete in pieces(spec, &one)? {
             let parts = parts.remove(&complete.name).unwrap_or_default();
             let name = rename(&format!("{}{}", complete.name, entry.suffix));
-            all.push(Assembly { name, shape: complete.shape, local: entry.local, parts });
+            all.push(Assembly { name, shape: complete.shape, local: entry.local.clone(), parts });
         }
     }
     all.sort_by(|a, b| a.name.cmp(&b.name));
@@ -77,7 +96,7 @@ fn plan<'a, E: Element>(
 
 /// A tensor of the file on rank 0, laid together when the file asks for its bytes.
 struct Lazy<'a, E: Element + Message> {
-    assembly: Assembly<'a, E>,
+    assembly: Assembly<E>,
     world: &'a Group,
     device: &'a Device,
     failed: &'a RefCell<Option<CheckpointError>>,
@@ -88,7 +107,7 @@ impl<E: Element + Message> Lazy<'_, E> {
         let mut values = vec![E::default(); self.assembly.shape.iter().product()];
         for (rank, piece) in &self.assembly.parts {
             let part = if *rank == 0 {
-                piece.copy_out(self.assembly.local)
+                piece.copy_out(&self.assembly.local)
             } else {
                 self.world.receive::<E>(Purpose::Control, self.device, *rank, [piece.len()])?.to_vec()
             };
@@ -141,13 +160,13 @@ pub struct Naming<'a> {
 /// On rank 0 when the file cannot be written (path and bytes are named); on every rank when another one is gone.
 pub fn write_tensors<E: Element + Message>(
     path: &Path,
-    entries: &[Entry<'_, E>],
-    layout: &Layout,
+    entries: &[Entry<E>],
+    owners: &Owners<'_>,
     world: &Group,
     device: &Device,
 ) -> Result<(), CheckpointError> {
     let naming = Naming { rename: &str::to_string, metadata: &[] };
-    write_named(path, entries, layout, world, device, &naming)
+    write_named(path, entries, owners, world, device, &naming)
 }
 
 /// The same under other names.
@@ -156,18 +175,18 @@ pub fn write_tensors<E: Element + Message>(
 /// As [`write_tensors`].
 pub fn write_named<E: Element + Message>(
     path: &Path,
-    entries: &[Entry<'_, E>],
-    layout: &Layout,
+    entries: &[Entry<E>],
+    owners: &Owners<'_>,
     world: &Group,
     device: &Device,
     naming: &Naming<'_>,
 ) -> Result<(), CheckpointError> {
-    let assemblies = plan(entries, layout, naming.rename)
+    let assemblies = plan(entries, owners, naming.rename)
         .map_err(|e| CheckpointError::Malformed { path: path.to_path_buf(), reason: e.to_string() })?;
     if world.rank() != 0 {
         for assembly in &assemblies {
             for (_, piece) in assembly.parts.iter().filter(|(rank, _)| *rank == world.rank()) {
-                let values = piece.copy_out(assembly.local);
+                let values = piece.copy_out(&assembly.local);
                 let values = Tensor::from_slice(device, [values.len()], &values, Category::CommBuffer);
                 world.send(Purpose::Control, &values, 0)?;
             }

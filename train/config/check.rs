@@ -4,6 +4,7 @@ mod data;
 mod layout;
 mod model;
 mod moe;
+mod shard;
 mod train;
 
 use super::choice::{Auto, Maybe};
@@ -69,6 +70,7 @@ pub(super) fn check(mut low: LowConfig) -> Result<Config, ConfigErrors> {
     let train = train::check(&low, &mut check);
     let data = data::check(&low, &model, &mut check);
     let layout = layout::check(&low, &model, &mut check);
+    let shard = shard::check(&low, layout.as_ref(), &mut check);
     let Some(layout) = layout.filter(|_| check.errors.is_empty()) else {
         return Err(ConfigErrors(check.errors));
     };
@@ -82,7 +84,7 @@ pub(super) fn check(mut low: LowConfig) -> Result<Config, ConfigErrors> {
     low.train.decay_steps = Auto::Value(train.decay_steps);
     low.data.seed = Auto::Value(data.seed);
     let threads_per_rank = low.layout.threads_per_rank.value().copied();
-    Ok(Config { run, model, moe, layout, threads_per_rank, train, data, low })
+    Ok(Config { run, model, moe, layout, threads_per_rank, shard, train, data, low })
 }
 
 fn run(low: &LowConfig, check: &mut Check) -> RunConfig {

@@ -169,6 +169,36 @@ choice!(
         U32 = "u32",
     }
 );
+choice!(
+    /// How state is cut into shards.
+    ShardCut {
+        /// All parameters of a unit end to end, in equal pieces.
+        Flat = "flat",
+        /// Each parameter by its rows.
+        PerParameter = "per-parameter",
+    }
+);
+choice!(
+    /// In which of the two number types of a parameter something is kept or sent.
+    NumberKind {
+        /// f32 for bf16 weights.
+        Accumulator = "accumulator",
+        /// That of the weights.
+        Weight = "weight",
+    }
+);
+choice!(
+    /// When gradients are summed over ranks.
+    SyncEach {
+        /// Once a step up to stage 1, after every micro-batch from stage 2 on.
+        Auto = "auto",
+        /// After every micro-batch.
+        MicroBatch = "micro-batch",
+        /// Once a step.
+        Step = "step",
+    }
+);
+
 /// The word "auto".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AutoWord {

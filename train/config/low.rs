@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::choice::*;
+use super::low_shard::LowShard;
 
 /// All sections as typed.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -13,6 +14,7 @@ pub(super) struct LowConfig {
     pub(super) model: LowModel,
     pub(super) moe: LowMoe,
     pub(super) layout: LowLayout,
+    pub(super) shard: LowShard,
     pub(super) train: LowTrain,
     pub(super) data: LowData,
 }

@@ -11,6 +11,7 @@ mod decimal;
 mod error;
 mod fields;
 mod low;
+mod low_shard;
 mod merge;
 mod nearest;
 mod presets;
@@ -46,6 +47,8 @@ pub struct Config {
     pub layout: plica_folding::Layout,
     /// Compute threads a rank; None: cores / ranks.
     pub threads_per_rank: Option<usize>,
+    /// What is sharded over replicas.
+    pub shard: plica_dense::ShardOptions,
     /// The optimisation.
     pub train: TrainConfig,
     /// The data.

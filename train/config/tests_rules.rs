@@ -270,3 +270,30 @@ fn resolved_values() {
     let wsd = Config::from_sources(Some("small"), None, &["train.schedule=wsd".into()]).unwrap();
     assert_eq!(wsd.train.decay_steps, 60);
 }
+
+#[test]
+fn sharded_state_and_hybrid_groups() {
+    one_mistake_each(&[
+        ("shard.zero=4", "shard.zero = 4: the stages are 0"),
+        ("shard.unit_layers=0", "shard.unit_layers = 0: it must be at least 1"),
+        (
+            "shard.zero=2 shard.reshard_after_forward=false",
+            "shard.reshard_after_forward = false: weights are complete at all times under shard.zero = 2",
+        ),
+        ("shard.group=2", "shard.group = 2: nothing is sharded under shard.zero = 0"),
+        (
+            "layout.ranks=6 train.global_batch=12 shard.zero=3 shard.group=4",
+            "shard.group = 4: dense parameters have DP x CP = 6 replicas, which groups of 4 do not divide",
+        ),
+        // megatron 4342: two copies of the optimizer divide DP 6 but not EDP 3.
+        (
+            "layout.ranks=12 layout.tp=2 layout.etp=1 layout.ep=4 moe.experts=8 train.global_batch=12 \
+             shard.zero=1 shard.group=2",
+            "shard.group = 2: experts have EDP = 3 replicas, which groups of 2 do not divide",
+        ),
+    ]);
+    assert!(
+        mistakes(&["layout.ranks=8", "shard.zero=1", "shard.group=2", "moe.experts=8", "layout.ep=2"])
+            .is_empty()
+    );
+}

@@ -5,9 +5,11 @@
 use std::path::Path;
 
 use plica_dense::Trainable;
+use plica_dense::param::ParamSpec;
+use plica_dense::shard::Kept;
 
 use super::{HubError, Names};
-use crate::checkpoint::write::{Entry, Naming, write_named};
+use crate::checkpoint::write::{Entry, Naming, Owners, write_named};
 use crate::step::Engine;
 
 /// Writes `model.safetensors`; every rank calls it, rank 0 writes. The element type is that of the weights.
@@ -17,10 +19,12 @@ use crate::step::Engine;
 pub fn save_engine<T: Trainable>(engine: &Engine<T>, names: &Names, path: &Path) -> Result<(), HubError> {
     let params = &engine.params;
     super::load::expected_tensors(params, names)?;
-    let entries: Vec<Entry<'_, T>> =
-        params.ids().map(|id| Entry { spec: params.spec(id), suffix: "", local: params.value(id) }).collect();
+    let entry = |id| Entry { id, suffix: "", local: params.held(id).tensor };
+    let entries: Vec<Entry<T>> = params.ids().map(entry).collect();
+    let specs: Vec<ParamSpec> = params.ids().map(|id| params.spec(id).clone()).collect();
+    let (layout, world) = (engine.mesh.layout(), engine.mesh.world());
+    let owners = Owners { specs: &specs, layout, shard: params.sharding().options(), kept: Kept::Weight };
     let rename = |own: &str| names.hub(own).expect("all names were looked up").to_string();
     let naming = Naming { rename: &rename, metadata: &[("format", "pt")] };
-    let (layout, world) = (engine.mesh.layout(), engine.mesh.world());
-    Ok(write_named(path, &entries, layout, world, &engine.device, &naming)?)
+    Ok(write_named(path, &entries, &owners, world, &engine.device, &naming)?)
 }

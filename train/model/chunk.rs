@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use plica_dense::shard::{GatheredUnit, Pass, UnitWalk};
 use plica_dense::{Block, BlockSaved, Cx, Embedding, Error, Head, LossSum, Norm, Tape, Trainable};
 use plica_kernels::Tensor;
 use plica_moe::{MoeLayer, MoeReport};
@@ -18,6 +19,17 @@ pub struct Output {
     pub final_norm: Norm,
     /// Output head with the loss.
     pub head: Head,
+}
+
+impl Output {
+    /// Complete weights of norm and head, whose units differ where the head is the embedding.
+    fn gather<'a, T: Trainable>(
+        &self,
+        pass: Pass,
+        cx: &Cx<'a, T>,
+    ) -> Result<[GatheredUnit<'a, T>; 2], Error> {
+        Ok([cx.gather_of(self.head.table(), pass)?, cx.gather_of(self.final_norm.weight(), pass)?])
+    }
 }
 
 /// The layers of one model part.
@@ -58,12 +70,15 @@ impl<T: Trainable> Chunk<T> {
     fn blocks_forward(
         &self,
         x_td: Option<Tensor<T>>,
+        pass: Pass,
         cx: &mut Cx<T>,
         mut each: impl FnMut(Option<usize>, &Tensor<T>),
     ) -> Result<Passed<T>, Error> {
         let mut x_td = match (&self.embedding, x_td) {
             (Some(embedding), None) => {
+                let table = cx.gather_of(embedding.table(), Pass::Once)?;
                 let x_td = embedding.forward(cx)?;
+                drop(table);
                 each(None, &x_td);
                 x_td
             }
@@ -75,13 +90,16 @@ impl<T: Trainable> Chunk<T> {
         };
         let mut tape = Tape::new();
         let mut reports = Vec::new();
+        let mut units = UnitWalk::new(pass);
         for (layer, block) in self.layers.clone().zip(&self.blocks) {
+            units.enter(block.attention_norm.weight(), cx)?;
             let (y_td, saved, report) = block.forward(&x_td, cx)?;
             x_td = y_td;
             each(Some(layer), &x_td);
             tape.push(saved);
             reports.extend(report.map(|report| (layer, report)));
         }
+        units.leave(cx)?;
         Ok(Passed { y_td: x_td, tape, reports })
     }
 
@@ -95,15 +113,19 @@ impl<T: Trainable> Chunk<T> {
         x_td: Option<Tensor<T>>,
         cx: &mut Cx<T>,
     ) -> Result<(Option<Tensor<T>>, InFlight<T>), Error> {
-        let Passed { y_td, tape, reports } = self.blocks_forward(x_td, cx, |_, _| ())?;
-        let Some(Output { final_norm, head }) = &self.output else {
+        let Passed { y_td, tape, reports } = self.blocks_forward(x_td, Pass::Forward, cx, |_, _| ())?;
+        let Some(output) = &self.output else {
             return Ok((Some(y_td), InFlight { tape, dy_td: None, loss: LossSum::default(), reports }));
         };
+        let Output { final_norm, head } = output;
+        let gathered = output.gather(Pass::Backward, cx)?;
         let (h_td, saved) = final_norm.forward(&y_td, cx);
         drop(y_td);
         let (loss, dh_td) = head.forward_backward(&h_td, cx)?;
         drop(h_td);
         let dy_td = final_norm.backward(saved, &dh_td, cx);
+        drop(gathered);
+        cx.reduce_unit_of(final_norm.weight())?;
         Ok((None, InFlight { tape, dy_td: Some(dy_td), loss, reports }))
     }
 
@@ -121,14 +143,17 @@ impl<T: Trainable> Chunk<T> {
         let InFlight { mut tape, dy_td: of_loss, .. } = in_flight;
         assert!(of_loss.is_none() || dy_td.is_none(), "the last part's gradient is that of the loss");
         let mut dx_td = of_loss.or(dy_td).expect("the gradient of the rows that the chunk gave on");
+        let mut units = UnitWalk::new(Pass::Backward);
         for block in self.blocks.iter().rev() {
+            units.enter(block.attention_norm.weight(), cx)?;
             let saved = tape.pop().expect("one entry a block");
             dx_td = block.backward(saved, &dx_td, cx)?;
         }
-        match &self.embedding {
-            Some(embedding) => embedding.backward(&dx_td, cx).map(|()| None),
-            None => Ok(Some(dx_td)),
-        }
+        units.leave(cx)?;
+        let Some(embedding) = &self.embedding else { return Ok(Some(dx_td)) };
+        embedding.backward(&dx_td, cx)?;
+        cx.reduce_unit_of(embedding.table())?;
+        Ok(None)
     }
 
     /// Forward alone: the rows for the next part, or in the last part the loss.
@@ -140,10 +165,12 @@ impl<T: Trainable> Chunk<T> {
         x_td: Option<Tensor<T>>,
         cx: &mut Cx<T>,
     ) -> Result<(Option<Tensor<T>>, LossSum), Error> {
-        let Passed { y_td, .. } = self.blocks_forward(x_td, cx, |_, _| ())?;
-        let Some(Output { final_norm, head }) = &self.output else {
+        let Passed { y_td, .. } = self.blocks_forward(x_td, Pass::Once, cx, |_, _| ())?;
+        let Some(output) = &self.output else {
             return Ok((Some(y_td), LossSum::default()));
         };
+        let Output { final_norm, head } = output;
+        let _gathered = output.gather(Pass::Once, cx)?;
         let (h_td, _) = final_norm.forward(&y_td, cx);
         Ok((None, head.forward(&h_td, cx)?))
     }
@@ -158,8 +185,10 @@ impl<T: Trainable> Chunk<T> {
         cx: &mut Cx<T>,
         each: impl FnMut(Option<usize>, &Tensor<T>),
     ) -> Result<(Tensor<T::Acc>, Vec<(usize, MoeReport)>), Error> {
-        let Passed { y_td, reports, .. } = self.blocks_forward(None, cx, each)?;
-        let Output { final_norm, head } = self.output.as_ref().expect("a whole model has a head");
+        let Passed { y_td, reports, .. } = self.blocks_forward(None, Pass::Once, cx, each)?;
+        let output = self.output.as_ref().expect("a whole model has a head");
+        let Output { final_norm, head } = output;
+        let _gathered = output.gather(Pass::Once, cx)?;
         let (h_td, _) = final_norm.forward(&y_td, cx);
         Ok((head.logits(&h_td, cx)?, reports))
     }

@@ -1,6 +1,7 @@
 //! What fills a block's feed-forward slot in our models: a dense MLP or a mixture-of-experts layer.
 
 use plica_dense::mlp::MlpSaved;
+use plica_dense::shard::{GatheredUnit, Pass};
 use plica_dense::{Cx, Error, FeedForward, Mlp, SlotSaved, Trainable};
 use plica_kernels::Tensor;
 use plica_moe::{MoeKept, MoeLayer, MoeReport, MoeSaved};
@@ -64,6 +65,18 @@ impl<T: Trainable> FeedForwardLayer<T> {
     }
 }
 
+/// Complete weights of a layer's experts, where these are a unit of their own.
+fn gather_experts<'a, T: Trainable>(
+    layer: &MoeLayer<T>,
+    pass: Pass,
+    cx: &Cx<'a, T>,
+) -> Result<Option<GatheredUnit<'a, T>>, Error> {
+    let plan = cx.params.sharding();
+    let experts = plan.unit_of(layer.experts().parameters()[0]);
+    let apart = experts != plan.unit_of(layer.router().parameter());
+    apart.then(|| cx.gather(experts, pass)).transpose()
+}
+
 impl<T: Trainable> FeedForward<T> for FeedForwardLayer<T> {
     type Saved = FeedForwardSaved<T>;
     type Kept = FeedForwardKept;
@@ -80,6 +93,8 @@ impl<T: Trainable> FeedForward<T> for FeedForwardLayer<T> {
                 Ok((y_td, FeedForwardSaved::Dense(saved), None))
             }
             FeedForwardLayer::Moe(layer) => {
+                let pass = if cx.tokens.training { Pass::Forward } else { Pass::Once };
+                let _experts = gather_experts(layer, pass, cx)?;
                 let (y_td, saved, report) = layer.forward(x_td, cx)?;
                 Ok((y_td, FeedForwardSaved::Moe(Box::new(saved)), Some(report)))
             }
@@ -106,6 +121,7 @@ impl<T: Trainable> FeedForward<T> for FeedForwardLayer<T> {
                 Ok(FeedForwardSaved::Dense(layer.forward_again(x_td, &(), cx)?))
             }
             (FeedForwardLayer::Moe(layer), FeedForwardKept::Moe(kept)) => {
+                let _experts = gather_experts(layer, Pass::Again, cx)?;
                 Ok(FeedForwardSaved::Moe(Box::new(layer.forward_again(x_td, kept, cx)?)))
             }
             _ => panic!("kept by a layer of another kind"),
@@ -117,7 +133,14 @@ impl<T: Trainable> FeedForward<T> for FeedForwardLayer<T> {
             (FeedForwardLayer::Dense(layer), FeedForwardSaved::Dense(saved)) => {
                 layer.backward(saved, dy_td, cx)
             }
-            (FeedForwardLayer::Moe(layer), FeedForwardSaved::Moe(saved)) => layer.backward(*saved, dy_td, cx),
+            (FeedForwardLayer::Moe(layer), FeedForwardSaved::Moe(saved)) => {
+                let experts = gather_experts(layer, Pass::Backward, cx)?;
+                let dx_td = layer.backward(*saved, dy_td, cx)?;
+                let unit = experts.as_ref().map(GatheredUnit::unit);
+                drop(experts);
+                unit.map_or(Ok(()), |unit| cx.reduce_unit(unit))?;
+                Ok(dx_td)
+            }
             _ => panic!("saved by a layer of another kind"),
         }
     }

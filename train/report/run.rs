@@ -1,6 +1,8 @@
 //! The summary at the end of a run: everything that a person wants to know, on one page.
 
-use super::tables::{LayerLoad, MemoryUse, bytes_table, load_table, memory_table, time_table};
+use plica_dense::shard::ShardReport;
+
+use super::tables::{LayerLoad, MemoryUse, bytes_table, load_table, memory_table, shard_table, time_table};
 use super::{Series, human, terminal_curve};
 
 /// The numbers of a finished run. Empty lists are left out of the page.
@@ -32,6 +34,8 @@ pub struct RunReport {
     pub bytes: Vec<(String, u64, u64)>,
     /// Memory on the rank with the highest peak.
     pub memory: Vec<MemoryUse>,
+    /// What rank 0 keeps of state that replicas share; none where nothing is sharded.
+    pub shard: Option<ShardReport>,
     /// Expert load over the last steps.
     pub load: Vec<LayerLoad>,
 }
@@ -68,6 +72,7 @@ impl RunReport {
             (!self.phases.is_empty()).then(|| time_table(&self.phases, total_ns)),
             (!self.bytes.is_empty()).then(|| bytes_table(&self.bytes, self.steps)),
             (!self.memory.is_empty()).then(|| memory_table(&self.memory)),
+            self.shard.as_ref().map(shard_table),
             (!self.load.is_empty()).then(|| load_table(&self.load)),
         ];
         for part in parts.into_iter().flatten() {

@@ -1,11 +1,37 @@
-//! The tables of a run: time by phase, bytes by purpose, memory by category, expert load by layer.
+//! The tables of a run: time by phase, bytes by purpose, memory by category, what replicas share, expert load by
+//! layer.
 
+use plica_dense::Family;
+use plica_dense::shard::ShardReport;
 use plica_moe::load::{Imbalance, dropped_share, noise_floor};
 
 use super::human;
 use super::table::{Align, Table, bar};
 
 const BAR: usize = 20;
+
+/// Persistent state of a rank that shares it with its replicas.
+pub fn shard_table(shard: &ShardReport) -> String {
+    let mut table = Table::new(&["sharded state", "ranks a copy", "elements", "of them here", "padding"]);
+    for row in &shard.rows {
+        let name = match row.family {
+            Family::Dense => "dense",
+            Family::Expert => "experts",
+        };
+        let counts = [row.ranks, row.whole, row.own].map(|count| count.to_string());
+        table.row([name.to_string()].into_iter().chain(counts).chain([row.excess.to_string()]).collect());
+    }
+    let bytes = [shard.weight_bytes, shard.gradient_bytes, shard.state_bytes].map(human::bytes);
+    let padding = format!("{:.1}", shard.padding_bytes);
+    format!(
+        "{}zero {}: weights {}, gradients {}, optimizer {} a rank, {padding} B of them padding\n",
+        table.render(),
+        shard.zero.number(),
+        bytes[0],
+        bytes[1],
+        bytes[2]
+    )
+}
 
 /// Live bytes of one category.
 #[derive(Debug, Clone, PartialEq, Eq)]

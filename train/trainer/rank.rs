@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use plica_comm::{Mesh, Purpose, RankContext, Reduce};
-use plica_dense::{OptimizerConfig, Phase, ReduceOptions, Trainable};
+use plica_dense::{OptimizerConfig, Phase, Trainable, Zero};
 
 use plica_kernels::ledger::Snapshot;
 
@@ -43,7 +43,7 @@ pub fn engine<T: Trainable>(context: &RankContext, config: &Config) -> Result<En
         seed: config.run.seed,
         recompute: config.train.recompute_policy(),
         lr: config.train.lr_schedule(config.run.steps),
-        reduce: ReduceOptions::default(),
+        shard: config.shard,
     };
     Engine::new(context, mesh, &plan, optimizer, settings)
 }
@@ -250,6 +250,10 @@ impl<T: Trainable> Rank<'_, T> {
             phases: sums.phases,
             bytes: sums.bytes,
             memory,
+            shard: (config.shard.zero > Zero::None).then(|| {
+                let (weight, accumulator) = (size_of::<T>(), size_of::<T::Acc>());
+                self.engine.params.sharding().report(weight, accumulator)
+            }),
             load: gather::layer_loads(&self.window, config),
             ..RunReport::default()
         };

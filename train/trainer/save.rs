@@ -6,11 +6,12 @@ use std::collections::BTreeMap;
 
 use plica_dense::optim::State;
 use plica_dense::param::{ParamSpec, Piece};
+use plica_dense::shard::Kept;
 use plica_dense::{ParamId, Trainable};
 use serde_json::{Value, json};
 
 use crate::checkpoint::read::{Expected, TensorFile, expected};
-use crate::checkpoint::write::{Entry, write_buffers, write_tensors};
+use crate::checkpoint::write::{Entry, Owners, write_buffers, write_tensors};
 use crate::checkpoint::{CheckpointError, Found, Store};
 use crate::config::Config;
 use crate::data::Data;
@@ -97,23 +98,20 @@ pub fn save_state<T: Trainable>(
     let (layout, world) = (engine.mesh.layout(), engine.mesh.world());
     let draft = if world.rank() == 0 { Some(store.begin(step)?) } else { None };
     let path = |name: &str| draft.as_ref().map_or_else(|| name.into(), |d| d.path(name));
-    let ids: Vec<ParamId> = engine.params.ids().collect();
-    let weights: Vec<Entry<'_, T>> = ids
-        .iter()
-        .map(|id| Entry { spec: engine.params.spec(*id), suffix: "", local: engine.params.value(*id) })
-        .collect();
-    write_tensors(&path(MODEL), &weights, layout, world, &engine.device)?;
-    let state: Vec<Entry<'_, T::Acc>> = ids
-        .iter()
-        .flat_map(|id| {
-            engine.optimizer.states().iter().map(|state| Entry {
-                spec: engine.params.spec(*id),
-                suffix: suffix(*state),
-                local: engine.optimizer.state(*state, *id),
-            })
+    let (params, specs) = (&engine.params, specs(engine));
+    let owners = |kept| Owners { specs: &specs, layout, shard: params.sharding().options(), kept };
+    let weight = |id| Entry { id, suffix: "", local: params.held(id).tensor };
+    let weights: Vec<Entry<T>> = params.ids().map(weight).collect();
+    write_tensors(&path(MODEL), &weights, &owners(Kept::Weight), world, &engine.device)?;
+    let of = |id: ParamId| {
+        engine.optimizer.states().iter().map(move |state| Entry {
+            id,
+            suffix: suffix(*state),
+            local: engine.optimizer.held(params, *state, id).tensor,
         })
-        .collect();
-    write_tensors(&path(OPTIMIZER), &state, layout, world, &engine.device)?;
+    };
+    let state: Vec<Entry<T::Acc>> = params.ids().flat_map(of).collect();
+    write_tensors(&path(OPTIMIZER), &state, &owners(Kept::State), world, &engine.device)?;
     let Some(draft) = draft else { return Ok(()) };
     write_buffers(&draft.path(BUFFERS), &buffers(engine))?;
     let state: serde_json::Map<String, Value> =
@@ -189,17 +187,15 @@ impl Files {
         let name = |piece: &Piece, suffix: &str| format!("{}{suffix}", piece.name);
         let mut kept: BTreeMap<String, Vec<T>> = BTreeMap::new();
         let mut kept_state: BTreeMap<String, Vec<T::Acc>> = BTreeMap::new();
-        for id in engine.params.ids() {
-            for piece in engine.params.pieces(id) {
-                if !model.holds(&piece.name, &piece.shape) {
-                    kept.insert(piece.name.clone(), piece.copy_out(engine.params.value(id)));
-                }
-                for state in engine.optimizer.states() {
-                    let name = name(piece, suffix(*state));
-                    if !optimizer.holds(&name, &piece.shape) {
-                        kept_state.insert(name, piece.copy_out(engine.optimizer.state(*state, id)));
-                    }
-                }
+        for (_, piece, values) in engine.params.export() {
+            if !model.holds(&piece.name, &piece.shape) {
+                kept.insert(piece.name.clone(), values);
+            }
+        }
+        for (_, state, piece, values) in engine.optimizer.export(&engine.params) {
+            let name = name(&piece, suffix(state));
+            if !optimizer.holds(&name, &piece.shape) {
+                kept_state.insert(name, values);
             }
         }
         engine.params.import(|_, piece| match kept.remove(&piece.name) {

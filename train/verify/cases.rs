@@ -4,6 +4,8 @@
 use plica_folding::layout::Layout;
 use plica_folding::search::{Limits, enumerate};
 
+use super::sharded;
+
 /// The small model: every width divides over 8, the vocabulary does not; GQA-free so that TP 8 fits; one dense
 /// and one mixture-of-experts layer, a shared expert, every per-micro-batch loss of the router on, clipping active.
 pub(super) const BASE: &str = r#"
@@ -186,6 +188,13 @@ pub fn all_cases(world: usize, filter: &Filter) -> Vec<Case> {
     let layouts = enumerate(world, &limits);
     let mut cases: Vec<Case> = layouts.iter().flat_map(|layout| grid(world, layout)).collect();
     cases.extend(TRAPS.iter().flat_map(|trap| traps(world, trap, &layouts)));
+    cases.extend(sharded::cases(world, &layouts, layout_text, |layout, index| {
+        let dispatchers = dispatchers(layout);
+        let mut arrangement = layout_settings(world, layout);
+        arrangement.push(format!("moe.dispatcher={}", dispatchers[index % dispatchers.len()]));
+        arrangement.push(format!("train.recompute={}", RECOMPUTES[index % RECOMPUTES.len()]));
+        arrangement
+    }));
     cases.retain(|case| {
         filter.case.as_ref().is_none_or(|name| case.name == *name)
             && filter.text.as_ref().is_none_or(|text| case.name.contains(text.as_str()))

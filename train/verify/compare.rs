@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use plica_comm::launch::{LaunchOptions, run_ranks};
 use plica_comm::{Purpose, RankContext, Reduce};
-use plica_dense::Params;
-use plica_dense::param::Piece;
+use plica_dense::param::{Held, Piece};
+use plica_dense::{ParamId, Params};
 use plica_folding::layout::Layout;
 use plica_kernels::Tensor;
 use serde::Serialize;
@@ -82,8 +82,8 @@ pub fn reference(case: &Case) -> anyhow::Result<Reference> {
         steps(context, &config, |engine, _, loss, norm| {
             made.losses.push(loss);
             made.norms.push(norm);
-            made.grads.push(complete(&engine.params, |id| engine.grads.get(id)));
-            made.weights.push(complete(&engine.params, |id| engine.params.value(id)));
+            made.grads.push(complete(&engine.params, |id| engine.grads.held(&engine.params, id)));
+            made.weights.push(complete(&engine.params, |id| engine.params.held(id)));
             Ok(())
         })?;
         anyhow::Ok(made)
@@ -105,7 +105,7 @@ pub fn run_case(case: &Case, reference: &Reference) -> anyhow::Result<Worst> {
             let params = &engine.params;
             compare(
                 params,
-                |id| engine.grads.get(id),
+                |id| engine.grads.held(params, id),
                 &reference.grads[step],
                 |name, difference| {
                     if difference > worst.grad {
@@ -116,7 +116,7 @@ pub fn run_case(case: &Case, reference: &Reference) -> anyhow::Result<Worst> {
             )?;
             compare(
                 params,
-                |id| params.value(id),
+                |id| params.held(id),
                 &reference.weights[step],
                 |name, difference| {
                     if difference > worst.weight {
@@ -171,33 +171,32 @@ fn steps(
 }
 
 /// The complete tensors of a one-rank run.
-fn complete<'a>(
-    params: &'a Params<f64>,
-    tensor: impl Fn(plica_dense::ParamId) -> &'a Tensor<f64>,
-) -> Tensors {
+fn complete(params: &Params<f64>, held: impl Fn(ParamId) -> Held<f64>) -> Tensors {
     assert_eq!(params.place(), &plica_dense::Place::new(&Layout::one(), 0), "one rank holds everything");
     let mut all = Tensors::new();
     for id in params.ids() {
-        for piece in params.pieces(id) {
-            all.insert(piece.name.clone(), piece.copy_out(tensor(id)));
+        let Held { tensor, pieces } = held(id);
+        for piece in pieces {
+            all.insert(piece.name.clone(), piece.copy_out(&tensor));
         }
     }
     all
 }
 
 /// Calls `found` with the name and the relative difference of every piece.
-fn compare<'a>(
-    params: &'a Params<f64>,
-    tensor: impl Fn(plica_dense::ParamId) -> &'a Tensor<f64>,
+fn compare(
+    params: &Params<f64>,
+    held: impl Fn(ParamId) -> Held<f64>,
     reference: &Tensors,
     mut found: impl FnMut(&str, f64),
 ) -> anyhow::Result<()> {
     for id in params.ids() {
-        for piece in params.pieces(id) {
+        let Held { tensor, pieces } = held(id);
+        for piece in pieces {
             let name = &piece.name;
             let complete =
                 reference.get(name).ok_or_else(|| anyhow::anyhow!("one rank has no tensor {name}"))?;
-            found(name, difference(piece, tensor(id), complete));
+            found(name, difference(&piece, &tensor, complete));
         }
     }
     Ok(())

@@ -57,9 +57,12 @@ pub struct Cx<'a, T: Float> {
 }
 
 impl<'a, T: Float> Cx<'a, T> {
-    /// The complete weight of this rank's slice; released when the guard is dropped.
+    /// The complete weight of this rank's slice: the kept one, or (weights sharded) a view of its gathered unit.
+    ///
+    /// # Panics
+    /// When weights are sharded and the unit is not gathered: the loop over blocks does that ([`crate::shard`]).
     pub fn weight(&self, id: ParamId) -> Weight<T> {
-        Weight { tensor: self.params.value(id).clone() }
+        Weight { tensor: self.params.weight(id) }
     }
 
     /// Runs `work` on the gradient of a parameter now, or puts it off until the schedule asks. What the closure

@@ -30,7 +30,7 @@ pub(crate) fn declare_table(
 
 /// First id of this rank's rows of such a table.
 pub(crate) fn first_id<T: Float>(table: ParamId, cx: &Cx<T>) -> usize {
-    cx.params.value(table).rows() * cx.params.place().coordinate(Axis::Tp)
+    cx.params.local_shape(table)[0] * cx.params.place().coordinate(Axis::Tp)
 }
 
 /// A token embedding.

@@ -10,6 +10,7 @@
 //!   [`feed_forward::FeedForward`], [`loss`]; [`kept_input`] what they keep of their input, [`saving`] how many bytes they keep; [`tape`] keeps what the layers of a micro-batch saved.
 //! * Over stages: [`pipeline`], schedules as data.
 //! * A GPT-style block, whose saved activations are held against published formulas: [`gpt`].
+//! * Who keeps what of weights, gradients and optimizer state: [`shard`].
 //! * After the backward: [`reduce`] (sums over replicas, global norm), [`optim`], [`schedule`].
 //!
 //! Rows of the residual stream are cut over TP (sequence parallelism); see [`tokens::TokenInfo::local_range`].
@@ -38,6 +39,7 @@ pub mod recompute;
 pub mod reduce;
 pub mod saving;
 pub mod schedule;
+pub mod shard;
 pub mod tape;
 pub mod tied;
 pub mod tokens;
@@ -61,9 +63,10 @@ pub use phases::{Phase, Phases};
 pub use place::Place;
 pub use qk_norm::QkNorm;
 pub use recompute::RecomputePolicy;
-pub use reduce::{ReduceOptions, gradient_norm, reduce_gradients};
+pub use reduce::{gradient_norm, reduce_gradients};
 pub use saving::{Saving, SlotBytes, block_saved_bytes};
 pub use schedule::LrSchedule;
+pub use shard::{ShardOptions, Zero};
 pub use tape::Tape;
 pub use tied::reduce_tied;
 pub use tokens::{BatchScale, TokenBatch, TokenInfo};

@@ -151,7 +151,7 @@ impl Head {
 
     /// Columns of this rank that are real.
     fn valid_columns<T: Float>(&self, cx: &Cx<T>) -> usize {
-        let columns = cx.params.value(self.table).rows();
+        let columns = cx.params.local_shape(self.table)[0];
         self.vocabulary.saturating_sub(first_id(self.table, cx)).min(columns)
     }
 

@@ -1,4 +1,4 @@
-//! AdamW over all parameters of a rank: one gradient norm over the whole model, one clip coefficient
+//! AdamW over what a rank updates (all its parameters, or its shards of them): one gradient norm over the whole model, one clip coefficient
 //! min(1, limit / (norm + 1e-6)), then the same update on every replica, so that replicas keep the same bits.
 //! Moments and master weights are kept in the accumulator type; where that is the weight's own type (f32, f64)
 //! the weight is its own master. Decoupled decay applies where the parameter's declaration says so; a gradient
@@ -11,10 +11,13 @@ use plica_kernels::ops::adamw::{self, AdamW};
 use plica_kernels::ops::elementwise;
 use plica_kernels::{Category, DType, Element, Float, Tensor};
 
+use crate::cx::Trainable;
 use crate::error::Error;
-use crate::param::{Grads, ParamId, Params, Piece};
+use crate::param::{Grads, Held, ParamId, Params, Piece};
 use crate::phases::{Phase, Phases};
 use crate::reduce::gradient_norm;
+use crate::shard::Kept;
+use crate::shard::update::gather_updated;
 
 /// Settings of the optimizer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -71,7 +74,7 @@ impl State {
     }
 }
 
-/// Moments and master weights of one rank.
+/// Moments and master weights of what one rank updates: a tensor a part, its shard.
 #[derive(Debug)]
 pub struct Optimizer<T: Float> {
     config: OptimizerConfig,
@@ -85,14 +88,21 @@ pub struct Optimizer<T: Float> {
 impl<T: Float> Optimizer<T> {
     /// Zero moments, and master weights where they are needed.
     pub fn new(config: OptimizerConfig, params: &Params<T>) -> Optimizer<T> {
+        let plan = params.sharding();
         let zeros = || -> Vec<Tensor<T::Acc>> {
-            let zero =
-                |id| Tensor::zeros(params.device(), params.value(id).shape(), Category::OptimizerState);
-            params.ids().map(zero).collect()
+            let zero = |len| Tensor::zeros(params.device(), [len], Category::OptimizerState);
+            plan.parts().iter().map(|part| zero(part.own_len())).collect()
         };
-        let master =
-            |id| elementwise::cast::<T, T::Acc>(params.value(id)).with_category(Category::OptimizerState);
-        let masters = if own_master::<T>() { Vec::new() } else { params.ids().map(master).collect() };
+        let mut masters = if own_master::<T>() { Vec::new() } else { zeros() };
+        for id in params.ids().filter(|_| !own_master::<T>()) {
+            let (own, start) = plan.own(id);
+            let held = params.held(id).tensor;
+            let at = if plan.is_sharded(Kept::Weight) { start } else { own.start };
+            let len = held.len();
+            let run = held.reshape([len]).slice_rows(at..at + own.len());
+            let master = elementwise::cast::<T, T::Acc>(&run);
+            elementwise::copy_range(&mut masters[plan.part_of(id).0], start, &master, 0..own.len());
+        }
         Optimizer { config, m: zeros(), v: zeros(), masters, steps: 0 }
     }
 
@@ -111,7 +121,8 @@ impl<T: Float> Optimizer<T> {
         self.steps = steps;
     }
 
-    /// One update of every parameter from the reduced gradients.
+    /// One update from the reduced gradients: each rank updates its runs, then complete weights are brought together
+    /// where they are kept.
     ///
     /// # Errors
     /// [`Error::Comm`]; [`Error::Diverged`] when the norm is not finite: nothing is updated then, on any rank.
@@ -122,7 +133,10 @@ impl<T: Float> Optimizer<T> {
         mesh: &Mesh,
         phases: &Phases,
         lr: f64,
-    ) -> Result<StepReport, Error> {
+    ) -> Result<StepReport, Error>
+    where
+        T: Trainable,
+    {
         assert_eq!(grads.waiting(), 0, "put-off weight gradients run before the update");
         let _phase = phases.enter(Phase::Optimizer);
         let grad_norm = gradient_norm(params, grads, mesh)?;
@@ -131,23 +145,28 @@ impl<T: Float> Optimizer<T> {
         }
         let clip_coefficient = adamw::clip_coefficient(grad_norm * grad_norm, self.config.max_grad_norm);
         self.steps += 1;
+        params.reshard();
         for id in params.ids() {
             let weight_decay = if params.spec(id).decay { self.config.weight_decay } else { 0.0 };
             let OptimizerConfig { beta1, beta2, eps, .. } = self.config;
             let settings = AdamW { lr, beta1, beta2, eps, weight_decay, step: self.steps, clip_coefficient };
-            self.update(id, params.value_mut(id), grads.get(id), &settings);
+            self.update(id, params, &grads.own(id), &settings);
         }
+        gather_updated(params)?;
         Ok(StepReport { grad_norm, clip_coefficient, lr })
     }
 
-    fn update(&mut self, id: ParamId, weight: &mut Tensor<T>, grad: &Tensor<T::Acc>, settings: &AdamW) {
-        let (m, v) = (&mut self.m[id.index()], &mut self.v[id.index()]);
-        if let Some(master) = self.masters.get_mut(id.index()) {
-            return adamw::adamw_step_rounded(master, m, v, grad, settings, weight);
+    fn update(&mut self, id: ParamId, params: &mut Params<T>, grad: &Tensor<T::Acc>, settings: &AdamW) {
+        let (part, (own, start)) = (params.sharding().part_of(id).0, params.sharding().own(id));
+        let (m, v, len) = (&mut self.m[part], &mut self.v[part], own.len());
+        let (weight, at) = params.target(id);
+        if let Some(master) = self.masters.get_mut(part) {
+            let state = [master, m, v];
+            return adamw::adamw_run_rounded(state, start, (grad, 0), len, settings, (weight, at));
         }
         let weight: &mut dyn Any = weight;
         let weight = weight.downcast_mut::<Tensor<T::Acc>>().expect("the weight is its own master");
-        adamw::adamw_step(weight, m, v, grad, settings);
+        adamw::adamw_run((weight, at), [m, v], start, (grad, 0), len, settings);
     }
 
     /// The kinds of state that there are.
@@ -155,32 +174,38 @@ impl<T: Float> Optimizer<T> {
         if own_master::<T>() { &[State::M, State::V] } else { &[State::M, State::V, State::Master] }
     }
 
-    /// A tensor of the state, in the local layout of its parameter.
+    /// What this rank keeps of a kind of state for a parameter.
     ///
     /// # Panics
     /// When there is no such state.
-    pub fn state(&self, state: State, id: ParamId) -> &Tensor<T::Acc> {
-        match state {
-            State::M => &self.m[id.index()],
-            State::V => &self.v[id.index()],
-            State::Master => &self.masters[id.index()],
-        }
+    pub fn held(&self, params: &Params<T>, state: State, id: ParamId) -> Held<T::Acc> {
+        let part = params.sharding().part_of(id).0;
+        let tensor = match state {
+            State::M => &self.m[part],
+            State::V => &self.v[part],
+            State::Master => &self.masters[part],
+        };
+        let pieces = params.sharding().pieces(Kept::State, id, params.pieces(id));
+        Held { tensor: tensor.clone(), pieces }
     }
 
-    /// The state of every piece of every parameter.
+    /// The state of every piece that this rank keeps.
     pub fn export<'a>(
         &'a self,
         params: &'a Params<T>,
-    ) -> impl Iterator<Item = (ParamId, State, &'a Piece, Vec<T::Acc>)> {
+    ) -> impl Iterator<Item = (ParamId, State, Piece, Vec<T::Acc>)> {
         params.ids().flat_map(move |id| {
             self.states().iter().flat_map(move |state| {
-                let local = self.state(*state, id);
-                params.pieces(id).iter().map(move |piece| (id, *state, piece, piece.copy_out(local)))
+                let held = self.held(params, *state, id);
+                held.pieces.into_iter().map(move |piece| {
+                    let values = piece.copy_out(&held.tensor);
+                    (id, *state, piece, values)
+                })
             })
         })
     }
 
-    /// Fills the state of every piece with the values that `read` gives for it.
+    /// Fills the state of every piece that this rank keeps with the values that `read` gives for it.
     ///
     /// # Errors
     /// The first error of `read`.
@@ -189,16 +214,18 @@ impl<T: Float> Optimizer<T> {
         params: &Params<T>,
         mut read: impl FnMut(ParamId, State, &Piece) -> Result<Vec<T::Acc>, E>,
     ) -> Result<(), E> {
+        let plan = params.sharding();
         for id in params.ids() {
+            let (part, pieces) = (plan.part_of(id).0, plan.pieces(Kept::State, id, params.pieces(id)));
             for &state in self.states() {
-                for piece in params.pieces(id) {
+                for piece in &pieces {
                     let values = read(id, state, piece)?;
-                    let local = match state {
-                        State::M => &mut self.m[id.index()],
-                        State::V => &mut self.v[id.index()],
-                        State::Master => &mut self.masters[id.index()],
+                    let tensor = match state {
+                        State::M => &mut self.m[part],
+                        State::V => &mut self.v[part],
+                        State::Master => &mut self.masters[part],
                     };
-                    piece.copy_in(local, &values);
+                    piece.copy_in(tensor, &values);
                 }
             }
         }
@@ -207,7 +234,7 @@ impl<T: Float> Optimizer<T> {
 }
 
 /// Whether weights of this type need no master copy.
-fn own_master<T: Float>() -> bool {
+pub(crate) fn own_master<T: Float>() -> bool {
     let (own, accumulator): (DType, DType) = (T::DTYPE, <T::Acc as Element>::DTYPE);
     own == accumulator
 }

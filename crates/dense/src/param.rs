@@ -15,4 +15,4 @@ mod tests;
 pub use grads::{Grads, PutOffKey};
 pub use piece::Piece;
 pub use spec::{Family, Init, ParamId, ParamSpec, ParamSpecs, Segment, Slicing};
-pub use store::Params;
+pub use store::{Held, Params};

@@ -32,6 +32,8 @@ pub enum Phase {
     TpComm,
     /// Weight gradients that were put off.
     WeightGradient,
+    /// Complete weights from their shards.
+    WeightGather,
     /// Sums of gradients over replicas.
     GradientReduction,
     /// Norm, clip and update.
@@ -44,7 +46,7 @@ pub enum Phase {
 
 impl Phase {
     /// All phases, in the order of the tables.
-    pub const ALL: [Phase; 16] = [
+    pub const ALL: [Phase; 17] = [
         Phase::Embedding,
         Phase::Norm,
         Phase::Attention,
@@ -57,6 +59,7 @@ impl Phase {
         Phase::Loss,
         Phase::TpComm,
         Phase::WeightGradient,
+        Phase::WeightGather,
         Phase::GradientReduction,
         Phase::Optimizer,
         Phase::Data,
@@ -78,6 +81,7 @@ impl Phase {
             Phase::Loss => "loss",
             Phase::TpComm => "tp communication",
             Phase::WeightGradient => "weight gradient",
+            Phase::WeightGather => "weight gather",
             Phase::GradientReduction => "gradient reduction",
             Phase::Optimizer => "optimizer",
             Phase::Data => "data",

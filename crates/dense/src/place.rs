@@ -2,13 +2,18 @@
 //! by it, without any communicator, so that a test or a planner can cut them for ranks that do not exist.
 
 use plica_folding::axis::Axis;
+use plica_folding::groups;
 use plica_folding::layout::{Coordinates, Layout};
+
+use crate::param::Family;
 
 /// Sizes and coordinates of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     sizes: [usize; Axis::ALL.len()],
     coordinates: [usize; Axis::ALL.len()],
+    /// Position among the replicas of a dense parameter (DP x CP) and of an expert (EDP).
+    replicas: [usize; 2],
 }
 
 impl Place {
@@ -27,12 +32,26 @@ impl Place {
             Axis::Ep => c.ep,
             Axis::Edp => c.edp,
         };
-        Place { sizes: Axis::ALL.map(|axis| layout.size(axis)), coordinates: Axis::ALL.map(at) }
+        let member = |family| layout.member_index(family, rank).expect("every rank has replicas");
+        Place {
+            sizes: Axis::ALL.map(|axis| layout.size(axis)),
+            coordinates: Axis::ALL.map(at),
+            replicas: [member(groups::Family::DpCp), member(groups::Family::Edp)],
+        }
     }
 
     /// The only rank of a world of one.
     pub fn one() -> Place {
-        Place { sizes: [1; Axis::ALL.len()], coordinates: [0; Axis::ALL.len()] }
+        Place { sizes: [1; Axis::ALL.len()], coordinates: [0; Axis::ALL.len()], replicas: [0; 2] }
+    }
+
+    /// Number of ranks that hold the same part of a parameter of a family, and this rank's position among them
+    /// (as in the communicators of [`groups::Family::DpCp`] and [`groups::Family::Edp`]).
+    pub fn replicas(&self, family: Family) -> (usize, usize) {
+        match family {
+            Family::Dense => (self.size(Axis::Dp) * self.size(Axis::Cp), self.replicas[0]),
+            Family::Expert => (self.size(Axis::Edp), self.replicas[1]),
+        }
     }
 
     fn index(axis: Axis) -> usize {

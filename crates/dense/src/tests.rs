@@ -5,6 +5,6 @@ mod accounting;
 mod equivalence;
 mod faults;
 mod gradients;
-mod model;
+pub(crate) mod model;
 mod oracle;
 mod refused;

@@ -29,7 +29,8 @@ pub fn reduce_tied<T: Trainable>(
     };
     let _phase = phases.enter(Phase::GradientReduction);
     let id = params.find(name).expect("both ends of a pipeline hold a tied table");
-    let sum = group.all_reduce(Purpose::ReduceGradients, grads.get(id), Reduce::Sum)?;
-    grads.set(id, sum);
+    // What this rank updates: both ends cut the table alike.
+    let sum = group.all_reduce(Purpose::ReduceGradients, &grads.own(id), Reduce::Sum)?;
+    grads.set_own(id, &sum);
     Ok(())
 }

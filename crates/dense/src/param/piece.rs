@@ -1,7 +1,8 @@
 //! Global <-> local: a rank's part of a parameter as boxes of layout-free tensors. A fused or expert-stacked
 //! parameter consists of several such tensors (`q`, `k`, `v`; one an expert); a [`Piece`] says which index
-//! ranges of one of them this rank holds, and where they lie in the local tensor. Checkpoints, initial values
-//! and the comparison of layouts all go through pieces.
+//! ranges of one of them this rank holds, and where they lie in the local tensor. Where the parameter is sharded
+//! a rank keeps a run of the local tensor's elements; [`Piece::within`] is the part of a piece inside that run.
+//! Checkpoints, initial values and the comparison of layouts all go through pieces.
 
 use std::ops::Range;
 
@@ -24,12 +25,46 @@ pub struct Piece {
     /// Where that part lies in the local tensor, a range a dim of the local tensor. An expert stack has one dim
     /// more than the piece: the first one, of length 1.
     local: Vec<Range<usize>>,
+    /// The run of the local tensor's elements that is kept; none: all of it.
+    window: Option<Window>,
+}
+
+/// A run of the elements of a local tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Window {
+    /// Shape of the whole local tensor.
+    shape: Vec<usize>,
+    /// Flat elements of it that are kept.
+    range: Range<usize>,
+    /// Where the first of them stands in the tensor that keeps them.
+    at: usize,
+    /// Elements of the piece inside the run.
+    len: usize,
 }
 
 impl Piece {
     /// Number of elements that this rank holds.
     pub fn len(&self) -> usize {
-        self.ranges.iter().map(|r| r.len()).product()
+        match &self.window {
+            None => self.ranges.iter().map(|r| r.len()).product(),
+            Some(window) => window.len,
+        }
+    }
+
+    /// What of this piece lies in the flat elements `range` of the local tensor of shape `local_shape`. The
+    /// elements are kept in another tensor, the first one of the range at its element `at`.
+    ///
+    /// # Panics
+    /// When the range leaves the local tensor.
+    pub fn within(&self, local_shape: &[usize], range: Range<usize>, at: usize) -> Piece {
+        let size: usize = local_shape.iter().product();
+        assert!(range.start <= range.end && range.end <= size, "elements {range:?} of {size}");
+        let window = Window { shape: local_shape.to_vec(), range, at, len: 0 };
+        let mut piece = Piece { window: Some(window), ..self.clone() };
+        let mut len = 0;
+        piece.runs(local_shape, |_, _, run| len += run);
+        piece.window.as_mut().expect("set above").len = len;
+        piece
     }
 
     /// Whether this rank holds none of it.
@@ -37,9 +72,23 @@ impl Piece {
         self.len() == 0
     }
 
-    /// Calls `f(global row-major index of the first element, local offset, length)` for every contiguous run.
+    /// Calls `f(global row-major index of the first element, offset in the keeping tensor, length)` for every
+    /// contiguous run.
     fn runs(&self, local_shape: &[usize], mut f: impl FnMut(usize, usize, usize)) {
-        if self.is_empty() {
+        let Some(Window { shape, range, at, .. }) = &self.window else {
+            return self.box_runs(local_shape, f);
+        };
+        self.box_runs(shape, |global, offset, len| {
+            let (start, end) = (offset.max(range.start), (offset + len).min(range.end));
+            if start < end {
+                f(global + start - offset, start - range.start + at, end - start);
+            }
+        });
+    }
+
+    /// The same for the whole piece in the whole local tensor.
+    fn box_runs(&self, local_shape: &[usize], mut f: impl FnMut(usize, usize, usize)) {
+        if self.ranges.iter().any(|r| r.is_empty()) {
             return;
         }
         let extra = self.local.len() - self.ranges.len();
@@ -67,7 +116,8 @@ impl Piece {
         }
     }
 
-    /// Copies this part out of a local tensor (the parameter or anything of its shape, e.g. a moment).
+    /// Copies this part out of a local tensor (the parameter or anything of its shape, e.g. a moment), or out of
+    /// the tensor that keeps the run of [`Piece::within`].
     pub fn copy_out<E: Element>(&self, local: &Tensor<E>) -> Vec<E> {
         // In place where that is possible: a stack of experts is one tensor with many pieces.
         let copied;
@@ -129,6 +179,9 @@ impl Piece {
 
     /// Calls `f(global index, length)` for every contiguous run, in row-major order.
     pub(crate) fn global_runs(&self, mut f: impl FnMut(usize, usize)) {
+        if self.window.is_some() {
+            return self.runs(&[], |global, _, len| f(global, len));
+        }
         let own = Piece { local: self.ranges.clone(), ..self.clone() };
         let shape = self.shape.clone();
         own.runs(&shape, |global, _, len| f(global, len));
@@ -227,6 +280,7 @@ pub fn pieces(spec: &ParamSpec, place: &Place) -> Result<Vec<Piece>, Error> {
             shape: chosen.iter().skip(skip).map(|p| p.size).collect(),
             ranges: chosen.iter().skip(skip).map(|p| p.global.clone()).collect(),
             local: chosen.iter().map(|p| p.local.clone()).collect(),
+            window: None,
         }
     };
     Ok(combinations.iter().map(piece).collect())

@@ -1,13 +1,19 @@
-//! The parameters of one rank. Initial values are drawn by global index, so that every layout starts the same;
+//! The parameters of one rank: a tensor a parameter, or (weights sharded) a shard a part. Initial values are drawn by global index, so that every layout starts the same;
 //! export and import go through layout-free pieces, so that a checkpoint fits every layout.
 
+use std::sync::Arc;
+
+use plica_comm::Mesh;
 use plica_kernels::rng::{Purpose, Stream};
-use plica_kernels::{Category, Device, Float, Tensor};
+use plica_kernels::{Category, Device, Element, Float, Tensor};
 
 use crate::error::Error;
-use crate::param::piece::{Piece, local_shape, pieces};
+use crate::param::piece::{Piece, pieces};
 use crate::param::spec::{Init, ParamId, ParamSpec, ParamSpecs};
 use crate::place::Place;
+use crate::shard::gather::Shards;
+use crate::shard::part::Part;
+use crate::shard::{Kept, ShardGroups, ShardOptions, Sharding, Zero};
 
 /// Fewest draws that are worth a thread.
 const INIT_GRAIN: usize = 4096;
@@ -19,33 +25,99 @@ pub struct Params<T: Float> {
     device: Device,
     specs: Vec<ParamSpec>,
     pieces: Vec<Vec<Piece>>,
-    values: Vec<Tensor<T>>,
+    sharding: Arc<Sharding>,
+    groups: Option<ShardGroups>,
+    weights: Weights<T>,
+}
+
+/// Where the weights are.
+#[derive(Debug)]
+enum Weights<T: Float> {
+    /// A tensor a parameter.
+    Whole(Vec<Tensor<T>>),
+    /// A shard a part, and what is gathered now.
+    Shards(Shards<T>),
+}
+
+/// What a rank holds of a parameter, or of anything that is cut like it.
+#[derive(Debug)]
+pub struct Held<E: Element> {
+    /// The tensor that keeps it.
+    pub tensor: Tensor<E>,
+    /// The layout-free tensors, as far as they are held; [`Piece::copy_out`] reads them from the tensor.
+    pub pieces: Vec<Piece>,
 }
 
 impl<T: Float> Params<T> {
-    /// Allocates and initialises this rank's parts of all parameters.
+    /// Allocates and initialises this rank's parts of all parameters, nothing sharded.
     ///
     /// # Errors
     /// [`Error::Indivisible`] when a dim does not divide over its axis; nothing is allocated then.
     pub fn new(specs: &ParamSpecs, place: &Place, device: &Device, seed: u64) -> Result<Params<T>, Error> {
+        let sharding = Sharding::new(specs.list(), place, &ShardOptions::default())?;
+        Params::build(specs, place, device, seed, sharding, None)
+    }
+
+    /// Allocates and initialises what this rank keeps of all parameters.
+    ///
+    /// # Errors
+    /// As [`Sharding::new`]; nothing is allocated then. [`Error::Comm`] where a group cannot be made.
+    pub fn sharded(
+        specs: &ParamSpecs,
+        mesh: &Mesh,
+        device: &Device,
+        seed: u64,
+        options: &ShardOptions,
+    ) -> Result<Params<T>, Error> {
+        let place = Place::new(mesh.layout(), mesh.rank());
+        let sharding = Sharding::new(specs.list(), &place, options)?;
+        let groups = match options.zero {
+            Zero::None => None,
+            _ => Some(ShardGroups::new(mesh, options.group)?),
+        };
+        Params::build(specs, &place, device, seed, sharding, groups)
+    }
+
+    fn build(
+        specs: &ParamSpecs,
+        place: &Place,
+        device: &Device,
+        seed: u64,
+        sharding: Sharding,
+        groups: Option<ShardGroups>,
+    ) -> Result<Params<T>, Error> {
         let specs = specs.list().to_vec();
-        let cut: Vec<Vec<Piece>> = specs.iter().map(|s| pieces(s, place)).collect::<Result<_, _>>()?;
-        let mut values = Vec::with_capacity(specs.len());
-        for (spec, pieces) in specs.iter().zip(&cut) {
-            let shape = local_shape(spec, place)?;
-            let covered = pieces.iter().map(Piece::len).sum::<usize>() == shape.iter().product::<usize>();
-            let mut value = match covered {
-                true => Tensor::empty(device, shape.as_slice(), Category::Parameter),
-                // Padded rows stay zero.
-                false => Tensor::zeros(device, shape.as_slice(), Category::Parameter),
-            };
-            for piece in pieces {
-                let drawn = draw::<T>(spec.init, piece, device, seed);
-                piece.copy_in(&mut value, &drawn);
+        let pieces: Vec<Vec<Piece>> = specs.iter().map(|s| pieces(s, place)).collect::<Result<_, _>>()?;
+        let sharded = sharding.is_sharded(Kept::Weight);
+        let new = |shape: &[usize], filled: bool| match filled {
+            true => Tensor::empty(device, shape, Category::Parameter),
+            // Padded rows, and the padding of shards, stay zero.
+            false => Tensor::zeros(device, shape, Category::Parameter),
+        };
+        let mut tensors: Vec<Tensor<T>> = match sharded {
+            true => sharding.parts().iter().map(|part| new(&[part.own_len()], false)).collect(),
+            false => (0..specs.len())
+                .map(|id| {
+                    let shape = sharding.shape(ParamId(id));
+                    let covered = pieces[id].iter().map(Piece::len).sum::<usize>();
+                    new(shape, covered == shape.iter().product::<usize>())
+                })
+                .collect(),
+        };
+        for (index, spec) in specs.iter().enumerate() {
+            let id = ParamId(index);
+            let tensor = if sharded { sharding.part_of(id).0 } else { index };
+            for piece in sharding.pieces(Kept::Weight, id, &pieces[index]) {
+                let drawn = draw::<T>(spec.init, &piece, device, seed);
+                piece.copy_in(&mut tensors[tensor], &drawn);
             }
-            values.push(value);
         }
-        Ok(Params { place: *place, device: device.clone(), specs, pieces: cut, values })
+        let weights = match sharded {
+            true => Weights::Shards(Shards::new(tensors, sharding.units().len())),
+            false => Weights::Whole(tensors),
+        };
+        let sharding = Arc::new(sharding);
+        Ok(Params { place: *place, device: device.clone(), specs, pieces, sharding, groups, weights })
     }
 
     /// Where this rank stands.
@@ -73,14 +145,94 @@ impl<T: Float> Params<T> {
         &self.specs[id.0]
     }
 
-    /// This rank's part.
-    pub fn value(&self, id: ParamId) -> &Tensor<T> {
-        &self.values[id.0]
+    /// Shape of this rank's part.
+    pub fn local_shape(&self, id: ParamId) -> &[usize] {
+        self.sharding.shape(id)
     }
 
-    /// This rank's part, for the optimizer and for tests.
+    /// This rank's part, where weights are not sharded.
+    ///
+    /// # Panics
+    /// When they are: layers go through [`Params::weight`], everything else through [`Params::held`].
+    pub fn value(&self, id: ParamId) -> &Tensor<T> {
+        match &self.weights {
+            Weights::Whole(values) => &values[id.0],
+            Weights::Shards(_) => panic!("{} is sharded: no complete tensor is kept", self.specs[id.0].name),
+        }
+    }
+
+    /// This rank's part, for tests; weights are not sharded.
+    ///
+    /// # Panics
+    /// As [`Params::value`].
     pub fn value_mut(&mut self, id: ParamId) -> &mut Tensor<T> {
-        &mut self.values[id.0]
+        match &mut self.weights {
+            Weights::Whole(values) => &mut values[id.0],
+            Weights::Shards(_) => panic!("{} is sharded: no complete tensor is kept", self.specs[id.0].name),
+        }
+    }
+
+    /// The complete tensor of this rank's part: the kept one, or a view of the gathered unit.
+    ///
+    /// # Panics
+    /// When weights are sharded and the unit is not gathered.
+    pub fn weight(&self, id: ParamId) -> Tensor<T> {
+        match &self.weights {
+            Weights::Whole(values) => values[id.0].clone(),
+            Weights::Shards(shards) => {
+                let unit = self.sharding.unit_of(id);
+                let index = self.sharding.unit(unit).ids.iter().position(|i| *i == id).expect("of its unit");
+                shards.weight(unit, index).unwrap_or_else(|| {
+                    panic!("{} is used, but its unit is not gathered", self.specs[id.0].name)
+                })
+            }
+        }
+    }
+
+    /// What this rank keeps of a parameter.
+    pub fn held(&self, id: ParamId) -> Held<T> {
+        let tensor = match &self.weights {
+            Weights::Whole(values) => values[id.0].clone(),
+            Weights::Shards(shards) => shards.part(self.sharding.part_of(id).0).clone(),
+        };
+        Held { tensor, pieces: self.sharding.pieces(Kept::Weight, id, &self.pieces[id.0]) }
+    }
+
+    /// The tensor with the run of elements that this rank updates, and where the run starts in it.
+    pub(crate) fn target(&mut self, id: ParamId) -> (&mut Tensor<T>, usize) {
+        let (own, start) = self.sharding.own(id);
+        match &mut self.weights {
+            Weights::Whole(values) => (&mut values[id.0], own.start),
+            Weights::Shards(shards) => (shards.part_mut(self.sharding.part_of(id).0), start),
+        }
+    }
+
+    /// Gives up complete weights that nobody holds (weights sharded): before an update, and after an evaluation.
+    ///
+    /// # Panics
+    /// When a guard is alive.
+    pub fn reshard(&mut self) {
+        if let Weights::Shards(shards) = &mut self.weights {
+            shards.reshard();
+        }
+    }
+
+    /// Who keeps what.
+    pub fn sharding(&self) -> &Arc<Sharding> {
+        &self.sharding
+    }
+
+    /// Communicators of the shards; none where nothing is sharded.
+    pub fn groups(&self) -> Option<&ShardGroups> {
+        self.groups.as_ref()
+    }
+
+    /// The shards, where weights are sharded.
+    pub(crate) fn shards(&self) -> Option<&Shards<T>> {
+        match &self.weights {
+            Weights::Whole(_) => None,
+            Weights::Shards(shards) => Some(shards),
+        }
     }
 
     /// The layout-free tensors that this rank's part consists of.
@@ -93,9 +245,9 @@ impl<T: Float> Params<T> {
         self.specs[id.0].is_first_replica(&self.place)
     }
 
-    /// Elements on this rank, padding included.
+    /// Elements of this rank's parts, padding of the vocabulary included, whether they are sharded or not.
     pub fn local_len(&self) -> usize {
-        self.values.iter().map(Tensor::len).sum()
+        self.sharding.parts().iter().map(Part::len).sum()
     }
 
     /// Elements of the whole model, padding not counted.
@@ -103,22 +255,31 @@ impl<T: Float> Params<T> {
         self.specs.iter().map(ParamSpec::len).sum()
     }
 
-    /// Every piece with its values, in the order of declaration.
-    pub fn export(&self) -> impl Iterator<Item = (ParamId, &Piece, Vec<T>)> {
+    /// Every piece that this rank keeps with its values, in the order of declaration.
+    pub fn export(&self) -> impl Iterator<Item = (ParamId, Piece, Vec<T>)> {
         self.ids().flat_map(move |id| {
-            self.pieces(id).iter().map(move |piece| (id, piece, piece.copy_out(self.value(id))))
+            let held = self.held(id);
+            held.pieces.into_iter().map(move |piece| {
+                let values = piece.copy_out(&held.tensor);
+                (id, piece, values)
+            })
         })
     }
 
-    /// Fills every piece with the values that `read` gives for it, in the order of [`Piece::copy_out`].
+    /// Fills every piece that this rank keeps with the values that `read` gives for it, in the order of
+    /// [`Piece::copy_out`].
     ///
     /// # Errors
     /// The first error of `read`.
     pub fn import<E>(&mut self, mut read: impl FnMut(ParamId, &Piece) -> Result<Vec<T>, E>) -> Result<(), E> {
-        for index in 0..self.specs.len() {
-            for piece in &self.pieces[index] {
-                let values = read(ParamId(index), piece)?;
-                piece.copy_in(&mut self.values[index], &values);
+        for id in self.ids() {
+            for piece in self.sharding.pieces(Kept::Weight, id, &self.pieces[id.0]) {
+                let values = read(id, &piece)?;
+                let tensor = match &mut self.weights {
+                    Weights::Whole(values) => &mut values[id.0],
+                    Weights::Shards(shards) => shards.part_mut(self.sharding.part_of(id).0),
+                };
+                piece.copy_in(tensor, &values);
             }
         }
         Ok(())
@@ -136,17 +297,21 @@ fn draw<T: Float>(init: Init, piece: &Piece, device: &Device, seed: u64) -> Vec<
         return vec![T::from_f64(value); piece.len()];
     }
     let stream = Stream::new(seed, Purpose::Init(&piece.name));
-    let mut starts = Vec::new();
-    let mut row_len = 1;
+    // Runs by their first place among the piece's elements; they are of one length, except at the ends of a shard.
+    let mut runs: Vec<(usize, u64)> = Vec::new();
+    let mut filled = 0;
     piece.global_runs(|global, len| {
-        starts.push(global as u64);
-        row_len = len;
+        runs.push((filled, global as u64));
+        filled += len;
     });
     let mut values = vec![T::from_f64(0.0); piece.len()];
     device.pool().for_rows_mut(&mut values, 1, INIT_GRAIN, |first, out| {
+        let mut run = runs.partition_point(|(start, _)| *start <= first) - 1;
         for (i, slot) in out.iter_mut().enumerate() {
             let at = first + i;
-            let index = starts[at / row_len] + (at % row_len) as u64;
+            run += usize::from(runs.get(run + 1).is_some_and(|(start, _)| *start == at));
+            let (start, global) = runs[run];
+            let index = global + (at - start) as u64;
             *slot = T::from_f64(match init {
                 Init::Normal { std } => std * stream.normal(index),
                 Init::Uniform { bound } => bound * (2.0 * stream.uniform(index) - 1.0),

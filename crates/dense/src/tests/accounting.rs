@@ -2,8 +2,7 @@
 //! after every step.
 
 use super::model::{ModelConfig, Run, run, sequences};
-use crate::reduce::ReduceOptions;
-use crate::{QkNorm, RecomputePolicy};
+use crate::{QkNorm, RecomputePolicy, ShardOptions};
 
 #[test]
 fn tensor_parallel_traffic_is_8q_bsh_of_t_minus_1_over_t_a_layer() {
@@ -33,9 +32,12 @@ fn gradient_reduction_is_2qn_of_d_minus_1_over_d() {
     let elements =
         run::<f32>(&config, &Run::one(0), &[]).weights.values().map(Vec::len).sum::<usize>() as u64;
     for dp in [2, 3] {
-        for bucket_bytes in [0, 1 << 30] {
+        for bucket_elements in [0, 1 << 30] {
             let batch = vec![sequences(6, 4, config.vocabulary, 1)];
-            let how = Run { reduce: ReduceOptions { bucket_bytes }, ..Run::of(1, dp, 1) };
+            let how = Run {
+                shard: ShardOptions { bucket_elements, ..ShardOptions::default() },
+                ..Run::of(1, dp, 1)
+            };
             let ranks = run::<f32>(&config, &how, &batch).ranks;
             let sent: u64 = ranks.iter().map(|r| r.reduce_bytes).sum();
             let d = dp as u64;
@@ -43,7 +45,7 @@ fn gradient_reduction_is_2qn_of_d_minus_1_over_d() {
             let even = 2 * 4 * elements * (d - 1) / d;
             let uneven = ranks.iter().map(|r| r.reduce_bytes.abs_diff(even)).max().expect("ranks");
             // Each collective may give a rank one element more than another.
-            let collectives = if bucket_bytes == 0 { 22 } else { 1 };
+            let collectives = if bucket_elements == 0 { 22 } else { 4 };
             assert!(uneven <= 8 * collectives, "a rank is {uneven} bytes off its share");
         }
     }

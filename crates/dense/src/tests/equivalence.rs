@@ -4,7 +4,7 @@
 use plica_kernels::rng::{Purpose, Stream};
 
 use super::model::{ModelConfig, Named, Outcome, Run, run, sequences, worst};
-use crate::reduce::ReduceOptions;
+use crate::ShardOptions;
 use crate::{QkNorm, RecomputePolicy};
 
 const STEPS: usize = 3;
@@ -124,8 +124,11 @@ fn buckets_change_no_bit() {
     let config = ModelConfig::default();
     let batches = batches(&config, 8);
     let plain = run::<f32>(&config, &Run::of(2, 2, STEPS), &batches);
-    for bucket_bytes in [0, 700, 1 << 30] {
-        let how = Run { reduce: ReduceOptions { bucket_bytes }, ..Run::of(2, 2, STEPS) };
+    for bucket_elements in [0, 700, 1 << 30] {
+        let how = Run {
+            shard: ShardOptions { bucket_elements, ..ShardOptions::default() },
+            ..Run::of(2, 2, STEPS)
+        };
         assert_same_bits("buckets", &run::<f32>(&config, &how, &batches), &plain);
     }
 }

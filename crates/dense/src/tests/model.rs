@@ -12,7 +12,8 @@ use plica_kernels::ledger::Snapshot;
 use plica_kernels::ops::rope::{RopeTable, rope_frequencies};
 use plica_kernels::{Category, Device, Float, Tensor};
 
-use crate::param::{Piece, PutOffKey};
+use crate::param::{Held, Piece, PutOffKey};
+use crate::shard::{Pass, UnitWalk};
 use crate::*;
 
 /// Sizes and choices of the test model.
@@ -97,23 +98,37 @@ impl<T: Trainable> Model<T> {
     }
 
     /// Forward and backward of one micro-batch; gradients are added up.
-    pub fn micro_step(&self, cx: &mut Cx<T>) -> Result<LossSum, Error> {
+    pub fn micro_step<'a>(&self, cx: &mut Cx<'a, T>) -> Result<LossSum, Error> {
+        let plan = cx.params.sharding().clone();
+        let unit = |id| plan.unit_of(id);
+        let table = cx.gather(unit(self.embedding.table()), Pass::Once)?;
         let mut x = self.embedding.forward(cx)?;
+        drop(table);
         let mut tape = Tape::new();
+        let mut walk = UnitWalk::new(Pass::Forward);
         for block in &self.blocks {
+            walk.enter(block.attention_norm.weight(), cx)?;
             let (y, saved, ()) = block.forward(&x, cx)?;
             tape.push(saved);
             x = y;
         }
+        walk.leave(cx)?;
+        let gathered = [self.norm.weight(), self.head.table()].map(|id| cx.gather(unit(id), Pass::Backward));
         let (y, saved) = self.norm.forward(&x, cx);
         drop(x);
         let (loss, dy) = self.head.forward_backward(&y, cx)?;
         let mut dx = self.norm.backward(saved, &dy, cx);
+        drop(gathered);
+        cx.reduce_unit(unit(self.norm.weight()))?;
+        let mut walk = UnitWalk::new(Pass::Backward);
         for block in self.blocks.iter().rev() {
+            walk.enter(block.attention_norm.weight(), cx)?;
             let saved = tape.pop().expect("a layer on the tape for every block");
             dx = block.backward(saved, &dx, cx)?;
         }
+        walk.leave(cx)?;
         self.embedding.backward(&dx, cx)?;
+        cx.reduce_unit(unit(self.embedding.table()))?;
         Ok(loss)
     }
 
@@ -188,7 +203,7 @@ pub struct Run {
     pub micro_batch: usize,
     pub recompute: RecomputePolicy,
     pub put_off: bool,
-    pub reduce: ReduceOptions,
+    pub shard: ShardOptions,
     pub chunk_elements: Option<usize>,
 }
 
@@ -200,7 +215,7 @@ impl Run {
             micro_batch: 2,
             recompute: RecomputePolicy::NONE,
             put_off: false,
-            reduce: ReduceOptions::default(),
+            shard: ShardOptions::default(),
             chunk_elements: None,
         }
     }
@@ -257,14 +272,14 @@ fn complete(parts: impl Iterator<Item = (String, Piece, Vec<f64>)>) -> Named {
 
 fn pieces_of<T: Float, A: Float>(
     params: &Params<T>,
-    local: impl Fn(ParamId) -> Tensor<A>,
+    held: impl Fn(ParamId) -> Held<A>,
 ) -> Vec<(String, Piece, Vec<f64>)> {
     let mut all = Vec::new();
     for id in params.ids() {
-        let local = local(id);
-        for piece in params.pieces(id) {
-            let values = piece.copy_out(&local).iter().map(|x| x.to_f64()).collect();
-            all.push((piece.name.clone(), piece.clone(), values));
+        let held = held(id);
+        for piece in held.pieces {
+            let values = piece.copy_out(&held.tensor).iter().map(|x| x.to_f64()).collect();
+            all.push((piece.name.clone(), piece, values));
         }
     }
     all
@@ -299,11 +314,20 @@ pub struct Rank<T: Float> {
 
 impl<T: Trainable> Rank<T> {
     pub fn new(config: &ModelConfig, layout: &LayoutSpec, context: &RankContext) -> Result<Rank<T>, Error> {
+        Rank::sharded(config, layout, context, &ShardOptions::default())
+    }
+
+    pub fn sharded(
+        config: &ModelConfig,
+        layout: &LayoutSpec,
+        context: &RankContext,
+        shard: &ShardOptions,
+    ) -> Result<Rank<T>, Error> {
         let layout = Layout::new(layout).unwrap_or_else(|error| panic!("{error}"));
         let place = Place::new(&layout, context.rank);
         let mesh = Mesh::new(&context.world, layout)?;
         let (model, specs) = Model::new(config, &place, &context.device)?;
-        let params = Params::new(&specs, &place, &context.device, 11)?;
+        let params = Params::sharded(&specs, &mesh, &context.device, 11, shard)?;
         let grads = Grads::zeros(&params);
         Ok(Rank { mesh, place, model, params, grads, phases: Phases::new() })
     }
@@ -343,7 +367,7 @@ fn rank_run<T: Trainable>(
     batches: &[Vec<Sequence>],
     context: RankContext,
 ) -> Result<RankOutcome, Error> {
-    let mut rank = Rank::<T>::new(config, &run.layout, &context)?;
+    let mut rank = Rank::<T>::sharded(config, &run.layout, &context, &run.shard)?;
     if let Some(elements) = run.chunk_elements {
         rank.model.head = rank.model.head.with_chunk_elements(elements);
     }
@@ -367,16 +391,18 @@ fn rank_run<T: Trainable>(
         context.recorder.reset_traffic();
         // All ranks take as many micro-batches as the fullest, some perhaps without tokens.
         let most = all.len().div_ceil(rank.place.size(Axis::Dp));
-        for micro in 0..most.div_ceil(run.micro_batch) {
+        let micros = most.div_ceil(run.micro_batch);
+        for micro in 0..micros {
+            rank.grads.synchronise(run.shard.sync_each_micro_batch || micro + 1 == micros);
             let start = (own.start + micro * run.micro_batch).min(own.end);
             let end = (start + run.micro_batch).min(own.end);
             loss.add(rank.micro_step(&batch_of(all, start..end), run.recompute)?);
         }
         outcome.tensor_parallel_bytes = context.recorder.by_purpose(Purpose::TensorParallel).sent_bytes;
-        reduce_gradients(&rank.params, &mut rank.grads, &rank.mesh, &rank.phases, run.reduce)?;
+        reduce_gradients(&rank.params, &mut rank.grads, &rank.mesh, &rank.phases)?;
         outcome.reduce_bytes = context.recorder.by_purpose(Purpose::ReduceGradients).sent_bytes;
         if step == 0 {
-            outcome.grads = pieces_of(&rank.params, |id| rank.grads.get(id).clone());
+            outcome.grads = pieces_of(&rank.params, |id| rank.grads.held(&rank.params, id));
         }
         outcome.losses.push(loss.mean());
         let norm = gradient_norm(&rank.params, &rank.grads, &rank.mesh)?;
@@ -387,7 +413,7 @@ fn rank_run<T: Trainable>(
         outcome.live.push(context.device.ledger().now());
     }
     outcome.peak_activation_bytes = context.device.ledger().peak().get(Category::Activation);
-    outcome.weights = pieces_of(&rank.params, |id| rank.params.value(id).clone());
+    outcome.weights = pieces_of(&rank.params, |id| rank.params.held(id));
     Ok(outcome)
 }
 

@@ -4,6 +4,7 @@
 //! decays and ages. The clip coefficient comes from the norm over all gradients, whose parts are
 //! [`crate::ops::elementwise::sum_of_squares`]. Leaves out amsgrad and the choice of who decays.
 
+use crate::device::Device;
 use crate::dtype::{Float, Real};
 use crate::ops::elementwise::GRAIN;
 use crate::ops::shared::SharedMut;
@@ -98,7 +99,9 @@ pub fn adamw_step<A: Real>(
     grad: &Tensor<A>,
     settings: &AdamW,
 ) {
-    step(master, m, v, grad, settings, |_, _| {});
+    let n = master.len();
+    assert_eq!((m.len(), v.len(), grad.len()), (n, n, n), "lengths of moments and gradient");
+    adamw_run((master, 0), [m, v], 0, (grad, 0), n, settings);
 }
 
 /// The same, and `weight` becomes the new master weights rounded to its type, in the same pass.
@@ -110,33 +113,67 @@ pub fn adamw_step_rounded<T: Float>(
     settings: &AdamW,
     weight: &mut Tensor<T>,
 ) {
-    assert_eq!(weight.len(), master.len(), "a weight for every master weight");
-    let weight = SharedMut::new(weight.data_mut());
-    step(master, m, v, grad, settings, |start, master| {
+    let n = master.len();
+    assert_eq!(weight.len(), n, "a weight for every master weight");
+    assert_eq!((m.len(), v.len(), grad.len()), (n, n, n), "lengths of moments and gradient");
+    adamw_run_rounded([master, m, v], 0, (grad, 0), n, settings, (weight, 0));
+}
+
+/// Updates a run of `len` elements that starts at its own place in master weights, moments and gradient: shards
+/// of several parameters stand in one tensor.
+///
+/// # Panics
+/// When a tensor ends before its run.
+pub fn adamw_run<A: Real>(
+    (master, master_start): (&mut Tensor<A>, usize),
+    [m, v]: [&mut Tensor<A>; 2],
+    start: usize,
+    (grad, grad_start): (&Tensor<A>, usize),
+    len: usize,
+    settings: &AdamW,
+) {
+    let device = master.device().clone();
+    let master = &mut master.data_mut()[master_start..master_start + len];
+    let (m, v) = (&mut m.data_mut()[start..start + len], &mut v.data_mut()[start..start + len]);
+    step(&device, [master, m, v], &grad.data()[grad_start..grad_start + len], settings, |_, _| {});
+}
+
+/// The same with a master copy; `weight` becomes the new master weights rounded to its type, in the same pass.
+///
+/// # Panics
+/// When a tensor ends before its run.
+pub fn adamw_run_rounded<T: Float>(
+    state: [&mut Tensor<T::Acc>; 3],
+    start: usize,
+    (grad, grad_start): (&Tensor<T::Acc>, usize),
+    len: usize,
+    settings: &AdamW,
+    (weight, weight_start): (&mut Tensor<T>, usize),
+) {
+    let device = state[0].device().clone();
+    let state = state.map(|tensor| &mut tensor.data_mut()[start..start + len]);
+    let weight = SharedMut::new(&mut weight.data_mut()[weight_start..weight_start + len]);
+    let grad = &grad.data()[grad_start..grad_start + len];
+    step(&device, state, grad, settings, |first, master| {
         // SAFETY: the strips of `step` do not overlap.
-        let weight = unsafe { weight.part(start, master.len()) };
+        let weight = unsafe { weight.part(first, master.len()) };
         for (w, x) in weight.iter_mut().zip(master) {
             *w = T::from_acc(*x);
         }
     });
 }
 
-/// Runs strips of the update, each followed by `after(first element, new master weights)`.
+/// Runs strips of the update of [master, m, v], each followed by `after(first element, new master weights)`.
 fn step<A: Real>(
-    master: &mut Tensor<A>,
-    m: &mut Tensor<A>,
-    v: &mut Tensor<A>,
-    grad: &Tensor<A>,
+    device: &Device,
+    [master, m, v]: [&mut [A]; 3],
+    grad: &[A],
     settings: &AdamW,
     after: impl Fn(usize, &[A]) + Send + Sync,
 ) {
     let n = master.len();
-    assert_eq!((m.len(), v.len(), grad.len()), (n, n, n), "lengths of moments and gradient");
     let factors = Factors::<A>::new(settings);
-    let device = master.device().clone();
-    let grad = grad.data();
-    let master = SharedMut::new(master.data_mut());
-    let (m, v) = (SharedMut::new(m.data_mut()), SharedMut::new(v.data_mut()));
+    let (master, m, v) = (SharedMut::new(master), SharedMut::new(m), SharedMut::new(v));
     device.pool().for_ranges(n, GRAIN, |range| {
         for start in range.clone().step_by(STRIP) {
             let strip = start..(start + STRIP).min(range.end);

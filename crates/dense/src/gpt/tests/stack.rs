@@ -170,7 +170,7 @@ fn rank_run<T: Trainable>(
         recompute: case.recompute,
     };
     let mut outcome = passes(case, &blocks, moved, &context, &mut cx)?;
-    reduce_gradients(&params, &mut grads, &mesh, &phases, ReduceOptions::default())?;
+    reduce_gradients(&params, &mut grads, &mesh, &phases)?;
     for id in params.ids() {
         for piece in params.pieces(id) {
             let values = piece.copy_out(grads.get(id)).iter().map(|x| x.to_f64()).collect();
