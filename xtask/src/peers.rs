@@ -75,6 +75,30 @@ const TWO_RANKS: &[Way] = &[
     },
 ];
 
+const TWO_RANKS_SHARDED: &[Way] = &[
+    Way {
+        name: "plica, 2 ranks x 1 thread, weights sharded (ZeRO-3)",
+        arguments: &[
+            "--set",
+            "layout.ranks=2",
+            "--set",
+            "layout.dp=2",
+            "--set",
+            "train.micro_batch=2",
+            "--set",
+            "layout.threads_per_rank=1",
+            "--set",
+            "shard.zero=3",
+        ],
+        is_peer: false,
+    },
+    Way {
+        name: "PyTorch, FSDP2 over 2 gloo ranks",
+        arguments: &["--experts", "loop", "--world", "2", "--threads", "1", "--fsdp"],
+        is_peer: true,
+    },
+];
+
 /// Medians of tokens a second, and the largest resident memory in MiB.
 #[derive(Default)]
 struct Measured {
@@ -88,7 +112,7 @@ pub fn run(options: &Options) -> Result<()> {
     if !status.success() {
         bail!("plica does not build");
     }
-    for ways in [ONE_RANK, TWO_RANKS] {
+    for ways in [ONE_RANK, TWO_RANKS, TWO_RANKS_SHARDED] {
         let mut all: Vec<Measured> = ways.iter().map(|_| Measured::default()).collect();
         for round in 0..options.rounds {
             for (way, measured) in ways.iter().zip(&mut all) {
