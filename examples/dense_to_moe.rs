@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use plica_comm::Mesh;
 use plica_dense::{
-    Attention, AttentionConfig, Block, Cx, Embedding, Error, FeedForward, Grads, Head, Init, Mlp, Norm,
+    Attention, AttentionConfig, Block, ContextMethod, Cx, Embedding, Error, FeedForward, Grads, Head, Init, Mlp, Norm,
     Optimizer, OptimizerConfig, ParamSpecs, Params, Phases, Place, QkNorm, RecomputePolicy, TokenBatch,
     TokenInfo, reduce_gradients,
 };
@@ -51,6 +51,7 @@ fn train<F: FeedForward<f32>>(
         qk_norm: QkNorm::None,
         norm_eps: 1e-5,
         window: None,
+        context: ContextMethod::Ring,
         init: INIT,
         output_init: INIT,
     };

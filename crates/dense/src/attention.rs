@@ -1,18 +1,18 @@
 //! Causal self-attention over packed documents, tensor-parallel over heads: q, k, v are one fused
 //! column-parallel weight, the output projection is row-parallel. Grouped queries: key/value head j serves query
 //! heads j·r .. j·r+r-1 with r = heads / kv_heads, which stays true on a rank since both are cut evenly. RoPE
-//! turns q and k by the position inside the document. No s×s tensor exists. Sources: grouped queries arXiv
-//! 2305.13245, RoPE arXiv 2104.09864, memory-efficient core arXiv 2205.14135. Leaves out biases, sinks and
-//! context parallelism.
+//! turns q and k by the position inside the document. No s×s tensor exists. Where context parallelism cuts the
+//! sequences, the core between projections is shared as `context` says. Sources: grouped queries arXiv 2305.13245,
+//! RoPE arXiv 2104.09864, memory-efficient core arXiv 2205.14135. Leaves out biases and sinks.
 
 use std::sync::Arc;
 
 use plica_folding::axis::Axis;
-use plica_kernels::ops::attention::{self, AttentionSpec};
 use plica_kernels::ops::rope::{self, RopeLayout, RopeTable};
 use plica_kernels::ops::{elementwise, gemm};
 use plica_kernels::{Float, Tensor};
 
+use crate::context::{ContextAttention, ContextMethod, ContextSaved, Heads, Mask};
 use crate::cx::{Cx, Trainable};
 use crate::error::Error;
 use crate::kept_input::KeptInput;
@@ -41,6 +41,8 @@ pub struct AttentionConfig {
     pub norm_eps: f64,
     /// A query sees the last `window` keys only, itself included.
     pub window: Option<usize>,
+    /// How the ranks of the context axis share the core.
+    pub context: ContextMethod,
     /// How q, k, v start.
     pub init: Init,
     /// How the output projection starts.
@@ -66,7 +68,8 @@ impl AttentionConfig {
             )));
         }
         check_divides(format!("query heads of {name}"), heads, Axis::Tp, place)?;
-        check_divides(format!("key/value heads of {name}"), kv_heads, Axis::Tp, place)
+        check_divides(format!("key/value heads of {name}"), kv_heads, Axis::Tp, place)?;
+        self.context.check(name, kv_heads, place)
     }
 }
 
@@ -115,13 +118,10 @@ pub enum AttentionSaved<T: Float> {
 #[derive(Debug)]
 pub struct CoreSaved<T: Float> {
     x_td: KeptInput<T>,
-    q_thd: Tensor<T>,
-    k_thd: Tensor<T>,
-    v_thd: Tensor<T>,
     q_norm: Option<HeadNormSaved<T>>,
     k_norm: Option<HeadNormSaved<T>>,
+    core: ContextSaved<T>,
     out_thd: Tensor<T>,
-    lse_th: Tensor<T::Acc>,
 }
 
 impl<T: Float> Attention<T> {
@@ -159,9 +159,8 @@ impl<T: Float> Attention<T> {
         &self.config
     }
 
-    fn spec<'d>(&self, documents: &'d [usize]) -> AttentionSpec<'d> {
-        let scale = (self.config.head_dim as f64).powf(-0.5);
-        AttentionSpec { window: self.config.window, ..AttentionSpec::causal(scale, documents) }
+    fn mask(&self) -> Mask {
+        Mask { scale: (self.config.head_dim as f64).powf(-0.5), window: self.config.window }
     }
 }
 
@@ -206,10 +205,14 @@ impl<T: Trainable> Attention<T> {
         let (k_thd, k_norm) = normed(&self.k_norm, k_thd, cx)?;
         let turn = |x| rope::rope_forward(x, &cx.tokens.positions, &self.rope, RopeLayout::Half);
         let (q_thd, k_thd) = (turn(q_thd), turn(k_thd));
-        let spec = self.spec(&cx.tokens.documents);
-        let (out_thd, lse_th) = attention::attention_forward(&q_thd, &k_thd, &v_thd, None, &spec);
         let x_td = KeptInput::Whole(x_td);
-        Ok(CoreSaved { x_td, q_thd, k_thd, v_thd, q_norm, k_norm, out_thd, lse_th })
+        let heads = Heads { q_thd, k_thd, v_thd };
+        let (out_thd, core) = self.shared(cx).forward(heads, &self.mask(), cx)?;
+        Ok(CoreSaved { x_td, q_norm, k_norm, core, out_thd })
+    }
+
+    fn shared(&self, cx: &Cx<T>) -> &'static dyn ContextAttention<T> {
+        self.config.context.attention(cx.params.place().size(Axis::Cp))
     }
 
     /// The gradient of the input rows.
@@ -227,18 +230,17 @@ impl<T: Trainable> Attention<T> {
             AttentionSaved::Complete(core) => *core,
             AttentionSaved::Input(x_td) => self.core(&x_td, cx)?,
         };
-        let CoreSaved { x_td, q_thd, k_thd, v_thd, q_norm, k_norm, out_thd, lse_th } = saved;
+        let CoreSaved { x_td, q_norm, k_norm, core, out_thd } = saved;
         let dy_td = cx.gather_tokens(dy_td)?;
-        let dout_thd = self.output.backward(dy_td, flat(out_thd.clone()), cx).reshape(out_thd.shape());
-        let spec = self.spec(&cx.tokens.documents);
-        let grads =
-            attention::attention_backward(&dout_thd, &q_thd, &k_thd, &v_thd, None, &out_thd, &lse_th, &spec);
-        drop((dout_thd, q_thd, k_thd, v_thd, out_thd, lse_th));
+        let shape = out_thd.shape();
+        let dout_thd = self.output.backward(dy_td, flat(out_thd), cx).reshape(shape);
+        let Heads { q_thd: dq_thd, k_thd: dk_thd, v_thd: dv_thd } =
+            self.shared(cx).backward(core, dout_thd, &self.mask(), cx)?;
         let turn = |dx| rope::rope_backward(dx, &cx.tokens.positions, &self.rope, RopeLayout::Half);
-        let (dq_thd, dk_thd) = (turn(grads.dq), turn(grads.dk));
+        let (dq_thd, dk_thd) = (turn(dq_thd), turn(dk_thd));
         let dq_thd = denormed(&self.q_norm, q_norm, dq_thd, cx)?;
         let dk_thd = denormed(&self.k_norm, k_norm, dk_thd, cx)?;
-        let dqkv = elementwise::concat_columns(&[&flat(dq_thd), &flat(dk_thd), &flat(grads.dv)]);
+        let dqkv = elementwise::concat_columns(&[&flat(dq_thd), &flat(dk_thd), &flat(dv_thd)]);
         let x_td = x_td.whole(cx)?;
         let dx_td = self.qkv.backward(dqkv, x_td, cx);
         cx.scatter_tokens(dx_td)

@@ -6,8 +6,9 @@
 //! * What a layer gets: [`cx`] (mesh, weights as guards, weight gradients now or later, token collectives),
 //!   [`tokens`] (the micro-batch), [`phases`] (clocks), [`recompute`] (what is not kept).
 //! * Layers, each with `forward -> (output, saved)` and `backward(saved, gradient) -> gradient`: [`linear`],
-//!   [`embedding`], [`norm`], [`attention`] with [`qk_norm`], [`mlp`], [`block`] with the slot
-//!   [`feed_forward::FeedForward`], [`loss`]; [`kept_input`] what they keep of their input, [`saving`] how many bytes they keep; [`tape`] keeps what the layers of a micro-batch saved.
+//!   [`embedding`], [`norm`], [`attention`] with [`qk_norm`] and [`context`] (sequences shared by ranks), [`mlp`],
+//!   [`block`] with the slot [`feed_forward::FeedForward`], [`loss`]; [`kept_input`] what they keep of their input,
+//!   [`saving`] how many bytes they keep; [`tape`] keeps what the layers of a micro-batch saved.
 //! * Over stages: [`pipeline`], schedules as data.
 //! * A GPT-style block, whose saved activations are held against published formulas: [`gpt`].
 //! * Who keeps what of weights, gradients and optimizer state: [`shard`].
@@ -19,6 +20,7 @@
 
 pub mod attention;
 pub mod block;
+pub mod context;
 pub mod cx;
 pub mod embedding;
 pub mod error;
@@ -49,6 +51,7 @@ mod tests;
 
 pub use attention::{Attention, AttentionConfig};
 pub use block::{Block, BlockSaved, SlotSaved};
+pub use context::ContextMethod;
 pub use cx::{Cx, Trainable, Weight};
 pub use embedding::Embedding;
 pub use error::Error;

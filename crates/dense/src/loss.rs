@@ -129,7 +129,7 @@ impl Head {
         Ok(self.pass(x_td, false, cx)?.loss)
     }
 
-    /// All logits [T, V] of the micro-batch on every TP rank, for tests and for reading off a model's answer:
+    /// All logits [T, V] of this context rank's rows on every TP rank, for tests and for reading off a model's answer:
     /// the one place where they exist as a whole.
     ///
     /// # Errors

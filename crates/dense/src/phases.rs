@@ -30,6 +30,8 @@ pub enum Phase {
     Loss,
     /// Collectives of tensor parallelism.
     TpComm,
+    /// Exchanges of context parallelism: waiting for keys, values, their gradients, and gathered decisions.
+    CpComm,
     /// Weight gradients that were put off.
     WeightGradient,
     /// Complete weights from their shards.
@@ -58,6 +60,7 @@ impl Phase {
         Phase::SharedExpert,
         Phase::Loss,
         Phase::TpComm,
+        Phase::CpComm,
         Phase::WeightGradient,
         Phase::WeightGather,
         Phase::GradientReduction,
@@ -80,6 +83,7 @@ impl Phase {
             Phase::SharedExpert => "shared expert",
             Phase::Loss => "loss",
             Phase::TpComm => "tp communication",
+            Phase::CpComm => "cp communication",
             Phase::WeightGradient => "weight gradient",
             Phase::WeightGather => "weight gather",
             Phase::GradientReduction => "gradient reduction",

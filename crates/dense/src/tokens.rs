@@ -1,13 +1,17 @@
-//! What every layer may ask about the tokens of the micro-batch: ids, positions, documents, targets, padding,
-//! and which rows belong to this rank under sequence parallelism. The T = b·s tokens are batch-major; all
-//! tensor-parallel ranks know all of them.
+//! What every layer may ask about the tokens of the micro-batch: ids, positions, documents, targets, padding, and
+//! which rows belong to this rank. The b·s tokens of the micro-batch are batch-major. The ranks of the context axis
+//! cut every sequence ([`ContextCut`]); T rows are what one of them holds, known to all its tensor-parallel ranks,
+//! which cut them once more (sequence parallelism). Everything about a token is made from the whole micro-batch
+//! before the cut: its position in its document, its target, its index in the global batch.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use plica_folding::axis::Axis;
 use plica_folding::owner::even_range;
 use plica_kernels::{Category, Device, Tensor};
 
+use crate::context::ContextCut;
 use crate::error::Error;
 use crate::place::Place;
 
@@ -90,13 +94,21 @@ pub struct TokenInfo {
     pub positions: Tensor<i32>,
     /// Targets `[T]`, [`IGNORED`] where none counts.
     pub targets: Tensor<i32>,
-    /// Row offsets of the documents: first 0, last T.
-    pub documents: Vec<usize>,
-    /// TRUE = padding `[T]`.
+    /// TRUE = padding `[T]`, rows that only fill a sequence up included.
     pub padding: Vec<bool>,
+    /// Index of each token in the global batch `[T]`, by which draws are made; of a row that only fills a sequence
+    /// up, that of the sequence's last token.
+    pub indices: Vec<u64>,
+    /// Row offsets of the documents, first 0, last the number of rows of all context ranks: the filled rows of
+    /// [`ContextCut`].
+    pub documents: Vec<usize>,
+    /// Which of these rows the T rows are, as rising runs.
+    pub runs: Vec<Range<usize>>,
     /// Tokens of a sequence, s.
     pub sequence: usize,
-    /// Index of token 0 in the global batch.
+    /// Padding marks (TRUE = padding) of the whole micro-batch `[b·s]`.
+    pub whole_padding: Arc<[bool]>,
+    /// Index of the micro-batch's token 0 in the global batch.
     pub first_token: u64,
     /// Valid targets of the whole global batch, by which the loss is divided once.
     pub global_valid_targets: u64,
@@ -104,62 +116,65 @@ pub struct TokenInfo {
     pub scale: BatchScale,
     /// Whether this is a training batch: noise on inputs (router jitter) is off in evaluation.
     pub training: bool,
+    cut: ContextCut,
     tensor_parallel: usize,
     rank_tp: usize,
 }
 
 impl TokenInfo {
-    /// Moves a micro-batch to the device of a rank.
+    /// Moves this rank's part of a micro-batch to its device.
     ///
     /// # Errors
-    /// [`Error::Setting`] when the parts of the batch do not fit together.
+    /// [`Error::Setting`] when the parts of the batch do not fit together, or its sequences cannot be cut.
     pub fn new(device: &Device, batch: &TokenBatch, place: &Place) -> Result<TokenInfo, Error> {
-        let total = batch.ids.len();
-        let whole = batch.documents.first() == Some(&0)
-            && batch.documents.last() == Some(&total)
-            && batch.documents.is_sorted();
-        if !whole {
-            return Err(Error::Setting(format!(
-                "documents: the row offsets {:?} must rise from 0 to the {total} tokens of the micro-batch",
-                batch.documents
-            )));
-        }
-        if batch.targets.len() != total || batch.padding.len() != total {
-            return Err(Error::Setting(format!(
-                "targets and padding: {} and {} entries for {total} tokens; give one a token",
-                batch.targets.len(),
-                batch.padding.len()
-            )));
-        }
-        let mut positions = vec![0; total];
+        check(batch, place.size(Axis::Cp))?;
+        let mut positions = vec![0; batch.ids.len()];
         for document in batch.documents.windows(2) {
             for (position, slot) in positions[document[0]..document[1]].iter_mut().enumerate() {
                 *slot = position as i32;
             }
         }
-        let tensor = |values: &[i32]| Tensor::from_slice(device, [values.len()], values, Category::Data);
+        let cut = ContextCut::new(batch.ids.len(), batch.sequence, place.size(Axis::Cp));
+        let runs = cut.runs(place.coordinate(Axis::Cp));
+        let tokens: Vec<Option<usize>> =
+            runs.iter().cloned().flatten().map(|row| cut.token_of(row)).collect();
+        let own = |values: &[i32], fill: i32| {
+            let own: Vec<i32> =
+                tokens.iter().map(|token| token.map_or(fill, |token| values[token])).collect();
+            Tensor::from_slice(device, [own.len()], &own, Category::Data)
+        };
+        let index = |row: usize| cut.token_of(row).unwrap_or_else(|| cut.last_token_of(row)) as u64;
         Ok(TokenInfo {
-            ids: tensor(&batch.ids),
-            positions: tensor(&positions),
-            targets: tensor(&batch.targets),
-            documents: batch.documents.clone(),
-            padding: batch.padding.clone(),
+            ids: own(&batch.ids, 0),
+            positions: own(&positions, 0),
+            targets: own(&batch.targets, IGNORED),
+            padding: tokens.iter().map(|token| token.is_none_or(|token| batch.padding[token])).collect(),
+            indices: runs.iter().cloned().flatten().map(|row| batch.first_token + index(row)).collect(),
+            documents: cut.filled_documents(&batch.documents),
+            runs,
             sequence: batch.sequence,
+            whole_padding: batch.padding.as_slice().into(),
             first_token: batch.first_token,
             global_valid_targets: batch.global_valid_targets,
             scale: batch.scale,
             training: batch.training,
+            cut,
             tensor_parallel: place.size(Axis::Tp),
             rank_tp: place.coordinate(Axis::Tp),
         })
     }
 
-    /// Number of tokens, T.
+    /// How the context axis cuts the micro-batch.
+    pub fn cut(&self) -> &ContextCut {
+        &self.cut
+    }
+
+    /// Number of rows, T.
     pub fn len(&self) -> usize {
         self.padding.len()
     }
 
-    /// Whether the micro-batch has no tokens.
+    /// Whether there is no row.
     pub fn is_empty(&self) -> bool {
         self.padding.is_empty()
     }
@@ -180,4 +195,61 @@ impl TokenInfo {
     pub fn local_padding(&self) -> &[bool] {
         &self.padding[self.local_range()]
     }
+
+    /// Index in the global batch of each of this rank's rows.
+    pub fn local_indices(&self) -> &[u64] {
+        &self.indices[self.local_range()]
+    }
+
+    /// Sequences of the micro-batch (a last one may be cut short on one context rank).
+    pub fn sequences(&self) -> usize {
+        self.whole_padding.len().div_ceil(self.sequence.max(1))
+    }
+
+    /// The sequence, inside the micro-batch, of one of the T rows.
+    pub fn sequence_of(&self, row: usize) -> usize {
+        match self.cut.ranks() {
+            1 => row / self.sequence.max(1),
+            ranks => row / (self.cut.filled_sequence() / ranks),
+        }
+    }
+}
+
+/// Refuses a batch whose parts do not fit together, or that `context` ranks cannot share.
+fn check(batch: &TokenBatch, context: usize) -> Result<(), Error> {
+    let total = batch.ids.len();
+    let whole = batch.documents.first() == Some(&0)
+        && batch.documents.last() == Some(&total)
+        && batch.documents.is_sorted();
+    if !whole {
+        return Err(Error::Setting(format!(
+            "documents: the row offsets {:?} must rise from 0 to the {total} tokens of the micro-batch",
+            batch.documents
+        )));
+    }
+    if batch.targets.len() != total || batch.padding.len() != total {
+        return Err(Error::Setting(format!(
+            "targets and padding: {} and {} entries for {total} tokens; give one a token",
+            batch.targets.len(),
+            batch.padding.len()
+        )));
+    }
+    if context == 1 || total == 0 {
+        return Ok(());
+    }
+    let sequence = batch.sequence;
+    if sequence == 0 || !total.is_multiple_of(sequence) {
+        return Err(Error::Setting(format!(
+            "{total} tokens are no whole sequences of {sequence}, but CP = {context} ranks share every sequence;              give whole sequences"
+        )));
+    }
+    if let Some(crossed) = ContextCut::new(total, sequence, context).crossed_border(&batch.documents) {
+        return Err(Error::Setting(format!(
+            "documents {:?}: one goes on from sequence {} into sequence {crossed} (at token {}), but CP = {context}              ranks cut sequence by sequence; end every document with its sequence",
+            batch.documents,
+            crossed - 1,
+            crossed * sequence
+        )));
+    }
+    Ok(())
 }

@@ -5,7 +5,7 @@ use plica_kernels::rng::{Purpose, Stream};
 
 use super::model::{ModelConfig, Named, Outcome, Run, run, sequences, worst};
 use crate::ShardOptions;
-use crate::{QkNorm, RecomputePolicy};
+use crate::{ContextMethod, QkNorm, RecomputePolicy};
 
 const STEPS: usize = 3;
 
@@ -56,6 +56,41 @@ fn orders_of_the_axes_equal_one_rank() {
         let mut other = Run::of(2, 2, STEPS);
         other.layout.order = order.into();
         assert_equal(order, &run::<f64>(&config, &other, &batches), &one, 1e-10);
+    }
+}
+
+#[test]
+fn shared_sequences_equal_one_rank() {
+    let kinds = [(QkNorm::None, false, 8), (QkNorm::Head, true, 7), (QkNorm::Full, false, 5)];
+    for (i, (qk_norm, tied, length)) in kinds.into_iter().enumerate() {
+        let config = ModelConfig { qk_norm, tied, window: [None, Some(3)][i % 2], ..ModelConfig::default() };
+        let batches = batches(&config, length);
+        let one = run::<f64>(&config, &Run::one(STEPS), &batches);
+        for (tp, cp, dp) in [(1, 2, 1), (1, 4, 1), (2, 2, 1), (1, 3, 2), (2, 2, 2)] {
+            for context in ContextMethod::ALL {
+                if context == ContextMethod::Ulysses && !config.kv_heads.is_multiple_of(tp * cp) {
+                    continue;
+                }
+                let config = ModelConfig { context, ..config };
+                let other = run::<f64>(&config, &Run::with_context(tp, cp, dp, STEPS), &batches);
+                let what = format!("{context:?}, {qk_norm:?}, tp {tp} cp {cp} dp {dp}");
+                assert_equal(&what, &other, &one, 1e-10);
+            }
+        }
+    }
+}
+
+#[test]
+fn recomputation_of_shared_sequences_changes_no_bit() {
+    for context in ContextMethod::ALL {
+        let config = ModelConfig { qk_norm: QkNorm::Head, context, ..ModelConfig::default() };
+        let batches = batches(&config, 7);
+        let base = Run::with_context(1, 2, 1, STEPS);
+        let plain = run::<f32>(&config, &base, &batches);
+        for (name, recompute) in RecomputePolicy::NAMED {
+            let how = Run { recompute, put_off: true, ..base.clone() };
+            assert_same_bits(name, &run::<f32>(&config, &how, &batches), &plain);
+        }
     }
 }
 
@@ -185,7 +220,7 @@ fn random_models_batches_and_layouts_equal_one_rank() {
             index += 1;
             stream.below(index, bound) as usize
         };
-        let (tp, dp) = ([1, 2, 4][below(3)], 1 + below(3));
+        let (tp, cp, dp) = ([1, 2, 4][below(3)], 1 + below(3), 1 + below(2));
         let kv_heads = tp * (1 + below(2));
         let config = ModelConfig {
             vocabulary: 2 + below(20),
@@ -196,16 +231,18 @@ fn random_models_batches_and_layouts_equal_one_rank() {
             head_dim: 2 * (1 + below(3)),
             ffn: tp * (1 + below(4)),
             qk_norm: [QkNorm::None, QkNorm::Head, QkNorm::Full][below(3)],
-            window: [None, Some(1 + below(4))][below(2)],
+            window: [None, Some(2 + below(4))][below(2)],
+            context: [ContextMethod::Ring, ContextMethod::AllGather][below(2)],
             tied: below(2) == 1,
         };
         let how = Run {
             micro_batch: 1 + below(4),
             recompute: RecomputePolicy::NAMED[below(6)].1,
             put_off: below(2) == 1,
-            ..Run::of(tp, dp, STEPS)
+            ..Run::with_context(tp, cp, dp, STEPS)
         };
-        let (count, length) = (1 + below(7), 1 + below(9));
+        // Where every query sees one key only, the gradient of the queries is rounding noise.
+        let (count, length) = (1 + below(7), 2 + below(8));
         let batches = vec![sequences(count, length, config.vocabulary, seed)];
         let what = format!("seed {seed}: {config:?} {how:?} {count} sequences of {length}");
         let one = run::<f64>(&config, &Run::one(STEPS), &batches);

@@ -28,6 +28,7 @@ pub struct ModelConfig {
     pub ffn: usize,
     pub qk_norm: QkNorm,
     pub window: Option<usize>,
+    pub context: ContextMethod,
     pub tied: bool,
 }
 
@@ -43,6 +44,7 @@ impl Default for ModelConfig {
             ffn: 12,
             qk_norm: QkNorm::None,
             window: None,
+            context: ContextMethod::Ring,
             tied: false,
         }
     }
@@ -72,6 +74,7 @@ impl<T: Trainable> Model<T> {
             qk_norm: c.qk_norm,
             norm_eps: NORM_EPS,
             window: c.window,
+            context: c.context,
             init,
             output_init: init,
         };
@@ -221,7 +224,12 @@ impl Run {
     }
 
     pub fn of(tp: usize, dp: usize, steps: usize) -> Run {
-        Run { layout: LayoutSpec { world: tp * dp, tp, ..LayoutSpec::default() }, ..Run::one(steps) }
+        Run::with_context(tp, 1, dp, steps)
+    }
+
+    pub fn with_context(tp: usize, cp: usize, dp: usize, steps: usize) -> Run {
+        let layout = LayoutSpec { world: tp * cp * dp, tp, cp, ..LayoutSpec::default() };
+        Run { layout, ..Run::one(steps) }
     }
 }
 

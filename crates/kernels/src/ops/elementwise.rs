@@ -108,6 +108,11 @@ pub fn cast<T: Float, U: Float>(x: &Tensor<T>) -> Tensor<U> {
     unary(x, |v| U::from_f64(v.to_f64()))
 }
 
+/// A result in the accumulator type, rounded once; keeps its memory where `T` is the accumulator.
+pub fn rounded<T: Float>(x: Tensor<T::Acc>) -> Tensor<T> {
+    crate::ops::gemm::widen::rounded(x)
+}
+
 /// Sets every element to zero.
 pub fn zero<T: Element>(x: &mut Tensor<T>) {
     let device = x.device().clone();
