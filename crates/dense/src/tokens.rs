@@ -201,6 +201,13 @@ impl TokenInfo {
         &self.indices[self.local_range()]
     }
 
+    /// Token, inside the micro-batch, of each of this rank's rows; none in a row that only fills a sequence up.
+    pub fn local_tokens(&self) -> Vec<Option<usize>> {
+        let rows = self.runs.iter().cloned().flatten();
+        let local = self.local_range();
+        rows.skip(local.start).take(local.len()).map(|row| self.cut.token_of(row)).collect()
+    }
+
     /// Sequences of the micro-batch (a last one may be cut short on one context rank).
     pub fn sequences(&self) -> usize {
         self.whole_padding.len().div_ceil(self.sequence.max(1))

@@ -1,8 +1,10 @@
-//! From logits and a selection rule to the routing of one rank: gathers whole sequences over TP where a
-//! decision needs them, selects, weighs, drops by capacity. Every TP rank decides the same for the whole
-//! micro-batch and keeps the decisions about its own rows, so that they do not depend on the layout.
+//! From logits and a selection rule to the routing of one rank: gathers whole sequences over TP and CP where a
+//! decision needs them, in the order of their tokens, selects, weighs, drops by capacity. Every rank that shares a
+//! micro-batch decides the same for all of it and keeps the decisions about its own rows, so that they do not
+//! depend on the layout.
 
 use plica_comm::{Message, Purpose};
+use plica_dense::context::ContextCut;
 use plica_dense::{Cx, Phase, Trainable};
 use plica_dispatch::capacity::{Kept, keep_mask, padded_rows_of_members};
 use plica_dispatch::{Capacity, Padding, Scope};
@@ -22,26 +24,58 @@ pub(crate) struct Chooser<'a, T: Trainable> {
     pub layer: usize,
 }
 
-/// Rows of all TP ranks, in order; on one rank the same tensor.
+/// Rows of all TP and CP ranks that share the micro-batch: those of the first context rank, of the second, ..., each
+/// in order; on one rank the same tensor.
 fn gather_rows<E: Message, T: Trainable>(rows: &Tensor<E>, cx: &Cx<T>) -> Result<Tensor<E>, MoeError> {
-    if cx.mesh.tp().is_single() {
-        return Ok(rows.clone());
+    let (tp, cp) = (cx.mesh.tp(), cx.mesh.cp());
+    let mut all = rows.clone();
+    if !tp.is_single() {
+        let _phase = cx.phase(Phase::TpComm);
+        all = tp.all_gather_rows(Purpose::Balance, &all, &cx.tokens.rows_by_rank_tp())?;
     }
-    let _phase = cx.phase(Phase::TpComm);
-    Ok(cx.mesh.tp().all_gather_rows(Purpose::Balance, rows, &cx.tokens.rows_by_rank_tp())?)
+    if !cp.is_single() {
+        let _phase = cx.phase(Phase::CpComm);
+        all = cp.all_gather(Purpose::Balance, &all)?;
+    }
+    Ok(all)
+}
+
+/// Gathered rows of `width` values in the order of the micro-batch's tokens.
+fn by_token<E: Copy, T: Trainable>(gathered: &[E], width: usize, cx: &Cx<T>) -> Vec<E> {
+    let order = cx.tokens.cut().stacked_by_token();
+    order.iter().flat_map(|row| &gathered[*row as usize * width..][..width]).copied().collect()
+}
+
+/// This rank's rows of ids [t, k] that stand in the order of the micro-batch's tokens; rows without a token have
+/// no expert.
+fn own_rows<T: Trainable>(ids_tk: &[i32], k: usize, cx: &Cx<T>) -> Vec<i32> {
+    let mut own = Vec::with_capacity(cx.tokens.local_range().len() * k);
+    for token in cx.tokens.local_tokens() {
+        match token {
+            Some(token) => own.extend_from_slice(&ids_tk[token * k..(token + 1) * k]),
+            None => own.extend(std::iter::repeat_n(-1, k)),
+        }
+    }
+    own
+}
+
+/// Whether ranks share the sequences of the micro-batch.
+fn is_shared<T: Trainable>(cx: &Cx<T>) -> bool {
+    !(cx.mesh.tp().is_single() && cx.mesh.cp().is_single())
 }
 
 impl<T: Trainable> Chooser<'_, T> {
     fn input<'b>(
         &'b self,
         logits_te: &'b [T::Acc],
-        rows: std::ops::Range<usize>,
+        indices_t: &'b [u64],
+        padding_t: &'b [bool],
         cx: &'b Cx<T>,
     ) -> SelectInput<'b, T::Acc> {
         SelectInput {
             logits_te,
-            first_token: cx.tokens.first_token + rows.start as u64,
-            padding_t: &cx.tokens.padding[rows],
+            indices_t,
+            padding_t,
             experts: self.experts,
             top_k: self.top_k,
             sequence: cx.tokens.sequence,
@@ -55,22 +89,23 @@ impl<T: Trainable> Chooser<'_, T> {
 
     /// Experts of this rank's rows, before any dropping.
     pub(crate) fn choose(&self, logits_te: &Tensor<T::Acc>, cx: &Cx<T>) -> Result<Selected, MoeError> {
-        let local = cx.tokens.local_range();
         let own = on_host(logits_te);
-        let own_input = self.input(&own, local.clone(), cx);
+        let own_input = self.input(&own, cx.tokens.local_indices(), cx.tokens.local_padding(), cx);
         check_logits(&own_input)?;
         if !self.select.needs_whole_sequences() {
             let selected = self.select.select(&own_input)?;
             check_selected(self.select.name(), &selected, &own_input)?;
             return Ok(selected);
         }
-        let all = gather_rows(logits_te, cx)?;
-        let all = on_host(&all);
-        let input = self.input(&all, 0..cx.tokens.len(), cx);
-        let Selected { k, expert_ids_tk } = self.select.select(&input)?;
-        let selected = Selected { k, expert_ids_tk };
+        let all = by_token(&on_host(&gather_rows(logits_te, cx)?), self.experts, cx);
+        let padding_t: &[bool] = &cx.tokens.whole_padding;
+        let first = cx.tokens.first_token;
+        let indices_t: Vec<u64> = (first..first + padding_t.len() as u64).collect();
+        let input = self.input(&all, &indices_t, padding_t, cx);
+        let selected = self.select.select(&input)?;
         check_selected(self.select.name(), &selected, &input)?;
-        Ok(Selected { k, expert_ids_tk: selected.expert_ids_tk[local.start * k..local.end * k].to_vec() })
+        let k = selected.k;
+        Ok(Selected { k, expert_ids_tk: own_rows(&selected.expert_ids_tk, k, cx) })
     }
 }
 
@@ -90,12 +125,12 @@ pub(crate) fn drop_by_capacity<T: Trainable>(
     (capacity, scope): (&Capacity, CapacityScope),
     cx: &Cx<T>,
 ) -> Result<AfterDrop, MoeError> {
-    let (k, local) = (selected.k, cx.tokens.local_range());
+    let k = selected.k;
     let decide = |ids: &[i32], weights: &[T::Acc], scope: Scope| {
         keep_mask(ids, weights, k, experts, &scope.boundaries(ids.len() / k), capacity)
     };
     let ids_tk = &selected.expert_ids_tk;
-    if scope == CapacityScope::Rank || cx.mesh.tp().is_single() {
+    if scope == CapacityScope::Rank || !is_shared(cx) {
         let scope = match scope {
             CapacityScope::Rank => Scope::Rank,
             CapacityScope::Sequence => Scope::Sequence(cx.tokens.sequence),
@@ -104,51 +139,68 @@ pub(crate) fn drop_by_capacity<T: Trainable>(
         let padding = capacity.pad.then(|| kept.padding());
         return Ok(AfterDrop { expert_ids_tk: kept.apply(ids_tk), padding });
     }
-    let rows = local.len();
+    let rows = ids_tk.len() / k;
     let all_ids = gather_rows(&to_device(cx.device, [rows, k], ids_tk), cx)?;
     let all_weights = gather_rows(&to_device(cx.device, [rows, k], weights_tk), cx)?;
-    let all_ids = on_host(&all_ids);
-    let kept = decide(&all_ids, &on_host(&all_weights), Scope::Sequence(cx.tokens.sequence))?;
+    let all_ids = by_token(&on_host(&all_ids), k, cx);
+    let all_weights = by_token(&on_host(&all_weights), k, cx);
+    let kept = decide(&all_ids, &all_weights, Scope::Sequence(cx.tokens.sequence))?;
     let after = kept.apply(&all_ids);
-    let rank_tp = cx.mesh.tp().rank();
-    let padding =
-        capacity.pad.then(|| padding_of_member(&kept, &after, k, &cx.tokens.rows_by_rank_tp(), rank_tp));
-    Ok(AfterDrop { expert_ids_tk: after[local.start * k..local.end * k].to_vec(), padding })
+    let padding = capacity.pad.then(|| {
+        let (tp, cp) = (cx.tokens.rows_by_rank_tp(), cx.mesh.cp());
+        let members = Members::new(cx.tokens.cut(), &tp, |row| cx.tokens.sequence_of(row));
+        members.padding(&kept, &after, k, cp.rank() * tp.len() + cx.mesh.tp().rank())
+    });
+    Ok(AfterDrop { expert_ids_tk: own_rows(&after, k, cx), padding })
 }
 
-/// One member's part of the padding of scopes that span several ranks: the zero rows of a chunk are shared
-/// evenly by the ranks that hold tokens of the scope. `kept_ids_tk` holds all ranks' ids after dropping.
-fn padding_of_member(
-    kept: &Kept,
-    kept_ids_tk: &[i32],
-    k: usize,
-    rows_by_rank: &[usize],
-    rank: usize,
-) -> Padding {
-    let experts = kept.counts_before_e.len();
-    let starts: Vec<usize> = std::iter::once(0)
-        .chain(rows_by_rank.iter().scan(0, |sum, &rows| {
-            *sum += rows;
-            Some(*sum)
-        }))
-        .collect();
-    let own = starts[rank]..starts[rank + 1];
-    let (mut boundaries, mut rows_se) = (vec![0], Vec::new());
-    for (scope, &capacity) in kept.boundaries.windows(2).zip(&kept.capacities) {
-        let part = |r: usize| starts[r].max(scope[0])..starts[r + 1].min(scope[1]);
-        let members: Vec<usize> = (0..rows_by_rank.len()).filter(|&r| !part(r).is_empty()).collect();
-        let Some(position) = members.iter().position(|&r| r == rank) else { continue };
-        let counts = |r: usize, e: usize| {
-            let ids = &kept_ids_tk[part(r).start * k..part(r).end * k];
-            ids.iter().filter(|&&id| id == e as i32).count()
-        };
-        for e in 0..experts {
-            let kept_of_members: Vec<usize> = members.iter().map(|&r| counts(r, e)).collect();
-            rows_se.push(padded_rows_of_members(&kept_of_members, capacity)[position]);
+/// What each rank that shares a micro-batch holds of it, context rank by context rank.
+struct Members {
+    /// Of each member, of each of its rows: the sequence, and the token if it is one.
+    rows: Vec<Vec<(usize, Option<usize>)>>,
+}
+
+impl Members {
+    /// The rows of every context rank of `cut`, each cut once more into `rows_by_rank_tp`.
+    fn new(cut: &ContextCut, rows_by_rank_tp: &[usize], sequence_of: impl Fn(usize) -> usize) -> Members {
+        let mut rows = Vec::new();
+        for rank_cp in 0..cut.ranks() {
+            let mut own = cut.runs(rank_cp).into_iter().flatten().enumerate();
+            for count in rows_by_rank_tp {
+                let part = own.by_ref().take(*count);
+                rows.push(part.map(|(row, filled)| (sequence_of(row), cut.token_of(filled))).collect());
+            }
         }
-        boundaries.push(part(rank).end - own.start);
+        Members { rows }
     }
-    Padding { boundaries, rows_se }
+
+    /// One member's part of the padding of scopes that span several ranks: the zero rows of a chunk are shared
+    /// evenly by the ranks that hold rows of the scope. `kept_ids_tk` holds all ids after dropping, by token.
+    fn padding(&self, kept: &Kept, kept_ids_tk: &[i32], k: usize, member: usize) -> Padding {
+        let experts = kept.counts_before_e.len();
+        let (mut boundaries, mut rows_se) = (vec![0], Vec::new());
+        for (scope, &capacity) in kept.capacities.iter().enumerate() {
+            let holds = |rows: &Vec<(usize, Option<usize>)>| rows.iter().any(|(of, _)| *of == scope);
+            let sharers: Vec<usize> = (0..self.rows.len()).filter(|&m| holds(&self.rows[m])).collect();
+            let Some(position) = sharers.iter().position(|&m| m == member) else { continue };
+            let counts: Vec<Vec<i64>> = sharers
+                .iter()
+                .map(|&m| {
+                    let tokens = self.rows[m].iter().filter(|(of, _)| *of == scope).filter_map(|(_, t)| *t);
+                    let ids: Vec<i32> =
+                        tokens.flat_map(|t| &kept_ids_tk[t * k..(t + 1) * k]).copied().collect();
+                    counts_of(&ids, experts)
+                })
+                .collect();
+            for e in 0..experts {
+                let kept_of_sharers: Vec<usize> =
+                    counts.iter().map(|counts_e| counts_e[e] as usize).collect();
+                rows_se.push(padded_rows_of_members(&kept_of_sharers, capacity)[position]);
+            }
+            boundaries.push(self.rows[member].iter().filter(|(of, _)| *of <= scope).count());
+        }
+        Padding { boundaries, rows_se }
+    }
 }
 
 /// Assignments by expert.
@@ -158,9 +210,9 @@ pub(crate) fn counts_of(expert_ids: &[i32], experts: usize) -> Vec<i64> {
     counts_e
 }
 
-/// Sum over the TP ranks of a table of counts; on one rank the same.
-pub(crate) fn sum_over_tp<T: Trainable>(counts: Vec<i64>, cx: &Cx<T>) -> Result<Vec<i64>, MoeError> {
-    let group = cx.mesh.tp();
+/// Sum of a table of counts over the TP and CP ranks that share the micro-batch; on one rank the same.
+pub(crate) fn sum_over_sharers<T: Trainable>(counts: Vec<i64>, cx: &Cx<T>) -> Result<Vec<i64>, MoeError> {
+    let group = cx.mesh.tp_cp();
     if group.is_single() {
         return Ok(counts);
     }
@@ -187,7 +239,8 @@ mod tests {
         };
         let kept = keep_mask(&ids, &[1.0f64; 6], 1, 2, &[0, 3, 6], &setting).expect("a decision");
         assert_eq!(kept.capacities, [3, 2]);
-        let of = |rank| padding_of_member(&kept, &kept.apply(&ids), 1, &[2, 2, 2], rank);
+        let members = Members::new(&ContextCut::new(6, 3, 1), &[2, 2, 2], |row| row / 3);
+        let of = |rank| members.padding(&kept, &kept.apply(&ids), 1, rank);
         // Scope 0: expert 0 keeps 2 (rank 0), misses 1; expert 1 keeps 1 (rank 1), misses 2.
         assert_eq!(of(0), Padding { boundaries: vec![0, 2], rows_se: vec![3, 1] });
         // Scope 1: expert 0 keeps none of 2; expert 1 keeps 2 (ranks 1 and 2).

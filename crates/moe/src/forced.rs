@@ -6,11 +6,11 @@
 
 use plica_kernels::rng::{Purpose, Stream};
 
-/// Round-robin experts [t, k] of tokens whose first has the global index `first_token`; -1 for padding.
-pub fn balanced(experts: usize, k: usize, first_token: u64, padding_t: &[bool]) -> Vec<i32> {
+/// Round-robin experts [t, k] of tokens with these indices in the global batch; -1 for padding.
+pub fn balanced(experts: usize, k: usize, indices_t: &[u64], padding_t: &[bool]) -> Vec<i32> {
     let mut ids_tk = vec![-1; padding_t.len() * k];
     for (t, ids_k) in ids_tk.chunks_exact_mut(k).enumerate().filter(|(t, _)| !padding_t[*t]) {
-        let first = (first_token + t as u64) % experts as u64 * k as u64;
+        let first = indices_t[t] % experts as u64 * k as u64;
         for (j, id) in ids_k.iter_mut().enumerate() {
             *id = ((first + j as u64) % experts as u64) as i32;
         }
@@ -32,13 +32,14 @@ mod tests {
 
     #[test]
     fn round_robin_is_even_and_depends_on_the_global_index_alone() {
-        let all = balanced(6, 4, 0, &[false; 9]);
+        let all = balanced(6, 4, &[0, 1, 2, 3, 4, 5, 6, 7, 8], &[false; 9]);
         let mut counts = [0; 6];
         all.iter().for_each(|&e| counts[e as usize] += 1);
         assert_eq!(counts, [6; 6]);
-        assert_eq!(balanced(6, 4, 5, &[false; 4]), all[20..]);
+        assert_eq!(balanced(6, 4, &[5, 6, 7, 8], &[false; 4]), all[20..]);
+        assert_eq!(balanced(6, 4, &[1, 7], &[false; 2]), [&all[4..8], &all[28..32]].concat());
         assert!(all.chunks(4).all(|ids| ids.iter().collect::<std::collections::HashSet<_>>().len() == 4));
-        assert_eq!(balanced(2, 1, u64::MAX - 1, &[true, false]), [-1, 1]);
+        assert_eq!(balanced(2, 1, &[u64::MAX - 1, u64::MAX], &[true, false]), [-1, 1]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The router: logits = x W^T in the accumulator type from this rank's own token rows [t, d] and a dense
 //! weight [E, d] that is the same on all ranks (its gradient is a sum over TP, DP and CP); then selection,
-//! weights, capacity and the sums of the balance losses. Under sequence parallelism the rows of different TP
-//! ranks are different tokens. The forward returns the routing and a [`Choice`] of integers; recomputation
+//! weights, capacity and the sums of the balance losses. The rows of different TP and CP ranks are different
+//! tokens. The forward returns the routing and a [`Choice`] of integers; recomputation
 //! weighs the stored choice again and never selects. The backward takes the gradient of the weights, adds
 //! those of the balance losses and of the z-loss on the logits, and goes back through W (and the jitter) to
 //! x.
@@ -156,13 +156,12 @@ impl<T: Trainable> Router<T> {
     }
 
     fn jitter(&self, cx: &Cx<T>) -> Option<Jitter> {
-        let first = cx.tokens.first_token + cx.tokens.local_range().start as u64;
         let noisy = self.jitter_epsilon > 0.0 && cx.tokens.training;
-        noisy.then(|| Jitter::new(cx.seed, self.layer, cx.step, self.jitter_epsilon, first))
+        noisy.then(|| Jitter::new(cx.seed, self.layer, cx.step, self.jitter_epsilon))
     }
 
     fn logits(&self, x_td: &Tensor<T>, cx: &Cx<T>) -> Tensor<T::Acc> {
-        let noisy = self.jitter(cx).map(|jitter| jitter.apply(x_td));
+        let noisy = self.jitter(cx).map(|jitter| jitter.apply(x_td, cx.tokens.local_indices()));
         gemm::matmul_nt_acc(noisy.as_ref().unwrap_or(x_td), &*cx.weight(self.weight))
     }
 
@@ -282,8 +281,9 @@ impl<T: Trainable> Router<T> {
             }
             Some(jitter) => {
                 let dnoisy: Tensor<T> = gemm::matmul_nn(&dlogits_te, &*cx.weight(self.weight));
-                elementwise::add_assign(&mut dx_td, &jitter.apply(&dnoisy));
-                jitter.apply(&x_td)
+                let indices_t = cx.tokens.local_indices();
+                elementwise::add_assign(&mut dx_td, &jitter.apply(&dnoisy, indices_t));
+                jitter.apply(&x_td, indices_t)
             }
         };
         cx.weight_grad(self.weight, move |grad| gemm::accumulate_tn(grad, &dlogits_te, &x_td));

@@ -15,7 +15,7 @@ use crate::forced;
 use crate::sinkhorn::sinkhorn;
 use crate::topk::select_top_k;
 
-/// What a choice is made from. Rows are tokens in the order of the global batch.
+/// What a choice is made from. Rows are tokens in rising order of the global batch, perhaps with gaps.
 #[derive(Clone, Copy, Debug)]
 pub struct SelectInput<'a, A: Real> {
     /// Router logits [t, e]; of tokens that are not padding every row has a finite largest value and no NaN.
@@ -26,8 +26,8 @@ pub struct SelectInput<'a, A: Real> {
     pub experts: usize,
     /// Experts of a token, K.
     pub top_k: usize,
-    /// Index of row 0 in the global batch.
-    pub first_token: u64,
+    /// Index of each row in the global batch, `[t]`: draws go by it.
+    pub indices_t: &'a [u64],
     /// Tokens of a sequence. Where whole sequences were asked for, rows are whole sequences of this length.
     pub sequence: usize,
     /// Selection bias of each expert, where there is one.
@@ -161,7 +161,7 @@ impl<A: Real> Select<A> for Configured {
             Selection::TopK | Selection::Sinkhorn => self.top_k(input, None),
             Selection::ExpertChoice => return self.expert_choice(input),
             Selection::ForcedBalanced => {
-                forced::balanced(input.experts, input.top_k, input.first_token, input.padding_t)
+                forced::balanced(input.experts, input.top_k, input.indices_t, input.padding_t)
             }
             Selection::ForcedBiased { std, fresh } => {
                 let step = fresh.then_some(input.step);
@@ -187,7 +187,7 @@ pub(crate) fn check_logits<A: Real>(input: &SelectInput<'_, A>) -> Result<(), Mo
         let finite = logits_e.iter().any(|l| l.is_finite());
         let expert = logits_e.iter().position(bad).or((!finite).then_some(0));
         if let Some(expert) = expert {
-            let (layer, token) = (input.layer, input.first_token + t as u64);
+            let (layer, token) = (input.layer, input.indices_t.get(t).copied().unwrap_or(0));
             return Err(MoeError::NotFinite { layer, token, expert, value: logits_e[expert].to_f64() });
         }
     }
@@ -204,7 +204,7 @@ pub(crate) fn check_selected<A: Real>(
     input: &SelectInput<'_, A>,
 ) -> Result<(), MoeError> {
     let refuse = |t: usize, what: String, rule| {
-        let (layer, token) = (input.layer, input.first_token + t as u64);
+        let (layer, token) = (input.layer, input.indices_t.get(t).copied().unwrap_or(0));
         Err(MoeError::Selection { layer, name: name.into(), token, what, rule })
     };
     let Selected { k, expert_ids_tk } = selected;

@@ -1,6 +1,6 @@
-//! The losses of a router at work: which sums a rank needs from its TP peers, and the slopes by which the
+//! The losses of a router at work: which sums a rank needs from its TP and CP peers, and the slopes by which the
 //! backward of the scores starts. A slope holds coefficient and global divisor, so the parts of all ranks and
-//! micro-batches add up. Counts of a micro-batch are summed over the TP ranks that share it (one small
+//! micro-batches add up. Counts of a micro-batch are summed over the TP and CP ranks that share it (one small
 //! all-reduce, only where a loss by micro-batch or sequence is on); those of the global batch come from the
 //! caller.
 
@@ -11,7 +11,7 @@ use super::{Choice, Router};
 use crate::balance::{
     BalanceSums, RowSets, balance_backward, balance_slopes, balance_sums, balance_value, over_sequences,
 };
-use crate::choose::sum_over_tp;
+use crate::choose::sum_over_sharers;
 use crate::error::MoeError;
 use crate::report::MoeReport;
 
@@ -31,9 +31,7 @@ fn share(coefficient: f64, count: u64, local: usize, what: &str) -> f64 {
 
 /// Sequence of each of this rank's rows, and the number of sequences of the micro-batch.
 fn sequence_of_rows<T: Float>(cx: &Cx<T>) -> (Vec<usize>, usize) {
-    let length = cx.tokens.sequence.max(1);
-    let sequence_t = cx.tokens.local_range().map(|row| row / length).collect();
-    (sequence_t, cx.tokens.len().div_ceil(length))
+    (cx.tokens.local_range().map(|row| cx.tokens.sequence_of(row)).collect(), cx.tokens.sequences())
 }
 
 impl<T: Trainable> Router<T> {
@@ -70,13 +68,13 @@ impl<T: Trainable> Router<T> {
         report: &mut MoeReport,
         cx: &Cx<T>,
     ) -> Result<Vec<f64>, MoeError> {
-        let counts_se = sum_over_tp(sums.counts_se, cx)?;
+        let counts_se = sum_over_sharers(sums.counts_se, cx)?;
         let BatchScale { micro_batches, sequences, .. } = cx.tokens.scale;
         let [micros, rows] = if cx.tokens.training { [1, counts_se.len() / self.experts] } else { [0, 0] };
         let micro_share = share(self.balance.micro, micro_batches, micros, "micro-batches");
         let sequence_share = share(self.balance.sequence, sequences, rows, "sequences");
         let (experts, k) = (self.experts, self.top_k);
-        let tokens = cx.tokens.padding.iter().filter(|p| !**p).count() as u64;
+        let tokens = cx.tokens.whole_padding.iter().filter(|p| !**p).count() as u64;
         let micro_counts = over_sequences(&counts_se, experts);
         let micro_slopes = balance_slopes(&micro_counts, k, tokens);
         if micro_share > 0.0 {
@@ -84,7 +82,7 @@ impl<T: Trainable> Router<T> {
                 balance_value(&micro_counts, &report.score_sums_e, k, tokens) / micro_batches as f64;
         }
         let mut slopes_se = Vec::with_capacity(counts_se.len());
-        let padding = cx.tokens.padding.chunks(cx.tokens.sequence.max(1));
+        let padding = cx.tokens.whole_padding.chunks(cx.tokens.sequence.max(1));
         let tables = counts_se.chunks(experts).zip(sums.score_sums_se.chunks(experts));
         for (padding, (counts_e, sums_e)) in padding.zip(tables) {
             let tokens = padding.iter().filter(|p| !**p).count() as u64;

@@ -4,6 +4,9 @@ use super::*;
 use crate::score::ScoreFunction;
 use crate::weighting::SoftmaxOrder;
 
+/// Indices of the tokens.
+const INDICES: [u64; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
+
 fn input<'a>(
     logits_te: &'a [f64],
     padding_t: &'a [bool],
@@ -15,7 +18,7 @@ fn input<'a>(
         padding_t,
         experts,
         top_k,
-        first_token: 0,
+        indices_t: &INDICES[..padding_t.len()],
         sequence: padding_t.len(),
         bias_e: None,
         layer: 3,
@@ -84,9 +87,9 @@ fn expert_choice_fills_the_capacity_of_each_expert() {
 fn s08_nan_is_named_with_layer_and_token() {
     let mut logits = vec![0.5; 12];
     logits[6] = f64::NAN;
-    let bad = SelectInput { first_token: 100, ..input(&logits, &[false; 3], 4, 1) };
+    let bad = SelectInput { indices_t: &[100, 107, 108], ..input(&logits, &[false; 3], 4, 1) };
     let text = check_logits(&bad).unwrap_err().to_string();
-    assert!(text.contains("layer 3") && text.contains("token 101") && text.contains("expert 2"), "{text}");
+    assert!(text.contains("layer 3") && text.contains("token 107") && text.contains("expert 2"), "{text}");
     let padding = [false, true, false];
     assert!(check_logits(&SelectInput { padding_t: &padding, ..bad }).is_ok());
     let masked = [f64::NEG_INFINITY, 1.0, f64::NEG_INFINITY, 0.0];

@@ -153,7 +153,7 @@ impl Select<f64> for ByToken {
     fn select(&self, input: &SelectInput<'_, f64>) -> Result<Selected, MoeError> {
         let ids = (0..input.padding_t.len()).flat_map(|t| match input.padding_t[t] {
             true => vec![-1; self.1],
-            false => (self.0)(input.first_token + t as u64),
+            false => (self.0)(input.indices_t[t]),
         });
         Ok(Selected { k: self.1, expert_ids_tk: ids.collect() })
     }

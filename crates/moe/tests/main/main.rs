@@ -1,5 +1,6 @@
 //! Tests of the crate from outside: published numbers, one rank against many, memory.
 
+mod context;
 mod faults;
 mod fixture;
 mod goldens;

@@ -84,6 +84,15 @@ impl Problem {
         (tokens.start * self.width..tokens.end * self.width).map(|i| stream.normal(i as u64)).collect()
     }
 
+    /// Rows of some tokens; a row without a token is `fill` throughout.
+    pub fn rows_of(&self, what: &str, tokens: &[Option<usize>], fill: f64) -> Vec<f64> {
+        let row = |token: &Option<usize>| match token {
+            Some(token) => self.rows(what, *token..token + 1),
+            None => vec![fill; self.width],
+        };
+        tokens.iter().flat_map(row).collect()
+    }
+
     pub fn scale(&self) -> BatchScale {
         BatchScale {
             micro_batches: self.micro_batches.len() as u64,
@@ -126,7 +135,18 @@ impl Cut {
     }
 
     pub fn of(world: usize, tp: usize, ep: usize, etp: usize, dispatcher: DispatcherKind) -> Cut {
-        let layout = LayoutSpec { world, tp, ep, etp: Some(etp), ..LayoutSpec::default() };
+        Cut::with_context(world, tp, 1, ep, etp, dispatcher)
+    }
+
+    pub fn with_context(
+        world: usize,
+        tp: usize,
+        cp: usize,
+        ep: usize,
+        etp: usize,
+        dispatcher: DispatcherKind,
+    ) -> Cut {
+        let layout = LayoutSpec { world, tp, cp, ep, etp: Some(etp), ..LayoutSpec::default() };
         Cut { layout, dispatcher, ..Cut::one() }
     }
 }
@@ -207,22 +227,28 @@ impl<T: Trainable> Rank<T> {
         let mut tape = Vec::new();
         for micro in &problem.micro_batches[mine] {
             let tokens = TokenInfo::new(&self.device, &problem.batch(micro.clone()), &self.place)?;
-            let local = tokens.local_range();
-            let first = micro.start * problem.sequence + local.start;
-            let rows = first..first + local.len();
-            let x_td = self.tensor(problem.width, &problem.rows("x", rows.clone()));
+            let first = micro.start * problem.sequence;
+            let rows: Vec<Option<usize>> =
+                tokens.local_tokens().iter().map(|token| token.map(|token| first + token)).collect();
+            let x_td = self.tensor(problem.width, &problem.rows_of("x", &rows, 0.3));
             let (layer, mut cx) = self.cx(&tokens, cut, step, problem.seed);
             let (y_td, saved, report) = layer.forward(&x_td, &mut cx)?;
             outcome.report.add(&report);
-            outcome.add_rows(|o| &mut o.y, rows.start * problem.width, &y_td);
-            outcome.ids.push((rows.start, saved.choice().kept_ids_tk().to_vec()));
+            outcome.add_rows(|o| &mut o.y, &rows, &y_td);
+            let ids = saved.choice().kept_ids_tk().to_vec();
+            let slots = ids.len() / rows.len().max(1);
+            for (i, token) in rows.iter().enumerate() {
+                let Some(token) = token else { continue };
+                append(&mut outcome.ids, *token, &ids[i * slots..(i + 1) * slots], 1);
+            }
             let kept = cut.recompute.block.then(|| layer.keep(&saved));
             let saved = kept.is_none().then_some(saved);
             tape.push((tokens, rows, x_td, saved, kept));
         }
         let counts = self.sum_counts(&outcome.report.balance_counts_e, problem.config.experts)?;
         while let Some((tokens, rows, x_td, saved, kept)) = tape.pop() {
-            let dy_td = self.tensor(problem.width, &problem.rows("dy", rows.clone()));
+            // What only fills a sequence up has no part in any loss.
+            let dy_td = self.tensor(problem.width, &problem.rows_of("dy", &rows, 0.0));
             let (layer, mut cx) = self.cx(&tokens, cut, step, problem.seed);
             let saved = match (saved, kept) {
                 (Some(mut saved), _) => {
@@ -236,7 +262,7 @@ impl<T: Trainable> Rank<T> {
                 _ => unreachable!("one of the two was kept"),
             };
             let dx_td = layer.backward(saved, &dy_td, &mut cx)?;
-            outcome.add_rows(|o| &mut o.dx, rows.start * problem.width, &dx_td);
+            outcome.add_rows(|o| &mut o.dx, &rows, &dx_td);
         }
         self.grads.run_waiting(usize::MAX);
         Ok(outcome)
@@ -276,10 +302,26 @@ impl RankOutcome {
     fn add_rows<T: Float>(
         &mut self,
         field: impl Fn(&mut RankOutcome) -> &mut Vec<(usize, Vec<f64>)>,
-        start: usize,
+        tokens: &[Option<usize>],
         rows: &Tensor<T>,
     ) {
-        field(self).push((start, rows.to_vec().iter().map(|x| x.to_f64()).collect()));
+        let (values, width) = (rows.to_vec(), rows.row_len());
+        for (token, row) in tokens.iter().zip(values.chunks(width)) {
+            if let Some(token) = token {
+                let row: Vec<f64> = row.iter().map(|x| x.to_f64()).collect();
+                append(field(self), *token, &row, width);
+            }
+        }
+    }
+}
+
+/// Adds the row of a token to a list of runs of rows; a run begins at its first token times `unit`.
+fn append<E: Clone>(runs: &mut Vec<(usize, Vec<E>)>, token: usize, row: &[E], unit: usize) {
+    match runs.last_mut() {
+        Some((first, values)) if *first / unit + values.len() / row.len() == token => {
+            values.extend_from_slice(row);
+        }
+        _ => runs.push((token * unit, row.to_vec())),
     }
 }
 
