@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use plica_comm::Mesh;
 use plica_dense::{
-    Attention, AttentionConfig, Block, ContextMethod, Cx, Embedding, Error, FeedForward, Grads, Head, Init, Mlp, Norm,
-    Optimizer, OptimizerConfig, ParamSpecs, Params, Phases, Place, QkNorm, RecomputePolicy, TokenBatch,
-    TokenInfo, reduce_gradients,
+    Attention, AttentionConfig, Block, ContextMethod, Cx, Embedding, Error, FeedForward, Grads, Head, Init,
+    Mlp, Norm, Optimizer, OptimizerConfig, ParamSpecs, Params, Phases, Place, QkNorm, RecomputePolicy,
+    TokenBatch, TokenInfo, reduce_gradients,
 };
 use plica_dispatch::DispatcherKind;
 use plica_kernels::Device;

@@ -1,6 +1,7 @@
 //! From the data of a step to the micro-batches of one rank. The global batch of G sequences is cut into G/b
 //! micro-batches of b sequences; DP coordinate d runs its contiguous run of them, so that a micro-batch holds
-//! the same sequences in every layout. All tensor-parallel ranks of a coordinate get the same tokens.
+//! the same sequences in every layout. All tensor- and context-parallel ranks of a coordinate get the same
+//! sequences; `plica_dense` cuts each of them over the context ranks, with targets and positions already made.
 
 use std::ops::Range;
 
@@ -73,8 +74,8 @@ fn token_batch(micro: &GlobalBatch, first_token: u64, training: bool) -> TokenBa
     }
 }
 
-/// Fills in the sizes of the global batch: valid targets and tokens are summed over the data-parallel ranks, in
-/// one small collective; micro-batches and sequences are known.
+/// Fills in the sizes of the global batch: valid targets and tokens are summed over the data-parallel ranks
+/// (context ranks hold the same sequences), in one small collective; micro-batches and sequences are known.
 ///
 /// # Errors
 /// [`Error::Comm`].
@@ -86,8 +87,8 @@ pub fn globalise(
 ) -> Result<(), Error> {
     let valid: u64 = micros.iter().map(TokenBatch::valid_targets).sum();
     let tokens: usize = micros.iter().map(|m| m.padding.iter().filter(|p| !**p).count()).sum();
-    let sums =
-        mesh.dp_cp().all_reduce_f64(Purpose::Metrics, device, &[valid as f64, tokens as f64], Reduce::Sum)?;
+    let own = [valid as f64, tokens as f64];
+    let sums = mesh.dp().all_reduce_f64(Purpose::Metrics, device, &own, Reduce::Sum)?;
     for micro in micros {
         micro.global_valid_targets = sums[0] as u64;
         micro.scale = BatchScale {

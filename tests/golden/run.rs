@@ -99,8 +99,13 @@ impl<'a, T: Trainable> Rank<'a, T> {
         let hub = &self.golden.hub;
         let losses = if balance > 0.0 { vec![(Balance::Global, balance)] } else { Vec::new() };
         let moe = hub.moe.clone().map(|moe| MoeConfig { balance: losses, ..moe });
-        let plan =
-            ModelPlan { model: &hub.model, moe: moe.as_ref(), seq_len: self.golden.seq_len(), parts: None };
+        let plan = ModelPlan {
+            model: &hub.model,
+            moe: moe.as_ref(),
+            seq_len: self.golden.seq_len(),
+            context: plica::config::ContextMethod::Ring,
+            parts: None,
+        };
         let (optimizer, lr) = self.golden.optimizer();
         let settings = StepSettings {
             seed: 1,

@@ -84,7 +84,8 @@ pub(super) fn check(mut low: LowConfig) -> Result<Config, ConfigErrors> {
     low.train.decay_steps = Auto::Value(train.decay_steps);
     low.data.seed = Auto::Value(data.seed);
     let threads_per_rank = low.layout.threads_per_rank.value().copied();
-    Ok(Config { run, model, moe, layout, threads_per_rank, shard, train, data, low })
+    let context = low.context.method;
+    Ok(Config { run, model, moe, layout, context, threads_per_rank, shard, train, data, low })
 }
 
 fn run(low: &LowConfig, check: &mut Check) -> RunConfig {

@@ -116,6 +116,17 @@ choice!(
     }
 );
 choice!(
+    /// How the ranks of layout.cp share attention.
+    ContextMethod {
+        /// Blocks of keys and values travel round.
+        Ring = "ring",
+        /// Every rank gathers all keys and values.
+        AllGather = "all-gather",
+        /// Every rank gets all rows of some heads.
+        Ulysses = "ulysses",
+    }
+);
+choice!(
     /// The learning rate after warm-up.
     Schedule {
         /// Half a cosine down to the minimum.

@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::choice::*;
+use super::low_context::LowContext;
 use super::low_shard::LowShard;
 
 /// All sections as typed.
@@ -14,6 +15,7 @@ pub(super) struct LowConfig {
     pub(super) model: LowModel,
     pub(super) moe: LowMoe,
     pub(super) layout: LowLayout,
+    pub(super) context: LowContext,
     pub(super) shard: LowShard,
     pub(super) train: LowTrain,
     pub(super) data: LowData,

@@ -11,6 +11,7 @@ mod decimal;
 mod error;
 mod fields;
 mod low;
+mod low_context;
 mod low_shard;
 mod merge;
 mod nearest;
@@ -23,8 +24,8 @@ mod tests;
 mod tests_rules;
 
 pub use choice::{
-    Balance, CapacityScope, Dispatch, DropPolicy, Precision, QkNorm, Recompute, Schedule, Score, ScoreOrder,
-    Selection,
+    Balance, CapacityScope, ContextMethod, Dispatch, DropPolicy, Precision, QkNorm, Recompute, Schedule,
+    Score, ScoreOrder, Selection,
 };
 pub use decimal::Decimal;
 pub use error::{ConfigError, ConfigErrors};
@@ -45,6 +46,8 @@ pub struct Config {
     pub moe: Option<MoeConfig>,
     /// The ranks.
     pub layout: plica_folding::Layout,
+    /// How the ranks of CP share attention.
+    pub context: ContextMethod,
     /// Compute threads a rank; None: cores / ranks.
     pub threads_per_rank: Option<usize>,
     /// What is sharded over replicas.

@@ -195,9 +195,11 @@ fn s20_mesh_arithmetic_comes_from_folding() {
             "layout: global batch = 4 is not divisible by micro batch·DP = 1·8",
         ),
         (
-            "layout.ranks=2 layout.cp=2",
-            "layout.cp = 2: running context parallelism comes with a later release",
+            "layout.ranks=4 layout.cp=4 context.method=ulysses",
+            "context.method = ulysses: it hands out whole key/value heads, but model.kv_heads = 2 over layout.tp = 1 \
+             leave 2 a rank, which do not divide over layout.cp = 4",
         ),
+        ("layout.ranks=4 layout.cp=3", "layout: attention mesh: TP·CP·PP = 3"),
         ("layout.ranks=2 layout.pp=2", "layout.pp = 2: running a pipeline comes with a later release"),
     ]);
 }
@@ -231,8 +233,8 @@ const REPORTED: &[(&str, &str, &[&str])] = &[
     ("marin#8953",
      "layout.ranks=32 layout.pp=4 layout.ep=8 layout.etp=1 moe.experts=64 moe.capacity.factor=2 model.layers=26 moe.top_k=4",
      &["layout.pp = 4: running a pipeline"]),
-    ("TransformerEngine#1930: 10 tokens over 2 * CP 2", "layout.ranks=2 layout.cp=2 train.seq_len=10",
-     &["layout.cp = 2: running context parallelism", "layout: sequence length = 10 is not divisible by 2·CP = 2·2 = 4"]),
+    ("TransformerEngine#1930: 10 tokens over 2 * CP 2 are filled up to 12", "layout.ranks=2 layout.cp=2 train.seq_len=10",
+     &[]),
     ("LlamaFactory#1998", "layout.ranks=8 layout.ep=8 moe.experts=8 moe.order=topk-softmax train.micro_batch=1", &[]),
     ("DeepSpeed#5794", "layout.ranks=4 layout.ep=4 moe.experts=4", &[]),
     ("Megatron#4342, without optimizer instances",

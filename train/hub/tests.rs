@@ -43,7 +43,9 @@ fn names_cover_the_declared_parameters_both_ways() {
             let hub = parse(&config).expect("a supported configuration");
             let device = Device::cpu(1);
             let mut specs = ParamSpecs::new();
-            let plan = ModelPlan { model: &hub.model, moe: hub.moe.as_ref(), seq_len: 4, parts: None };
+            let context = crate::config::ContextMethod::Ring;
+            let plan =
+                ModelPlan { model: &hub.model, moe: hub.moe.as_ref(), seq_len: 4, context, parts: None };
             build::<f32>(&plan, &Mesh::single(&device), &device, &mut specs).expect("a model");
             let names = Names::new(&hub);
             let declared: BTreeSet<String> =

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use plica_comm::Mesh;
 use plica_dense::attention::AttentionConfig;
 use plica_dense::{
-    Attention, Block, Embedding, Error, Head, Init, Mlp, Norm, ParamSpecs, Place, QkNorm, Trainable,
+    Attention, Block, ContextMethod, Embedding, Error, Head, Init, Mlp, Norm, ParamSpecs, Place, QkNorm,
+    Trainable,
 };
 use plica_dispatch::{
     AllGather, AllToAll, Capacity, Direct, Dispatcher, ExpertGroups, Factor, Local, Policy,
@@ -37,6 +38,8 @@ pub struct ModelPlan<'a> {
     pub moe: Option<&'a config::MoeConfig>,
     /// Longest sequence; positions are below it.
     pub seq_len: usize,
+    /// How the ranks of the context axis share attention.
+    pub context: config::ContextMethod,
     /// The model parts of this rank by rising stage; none: it holds the whole model.
     pub parts: Option<&'a [Part]>,
 }
@@ -108,7 +111,12 @@ impl<T: Trainable> Builder<'_, T> {
         let norm =
             |specs: &mut ParamSpecs, part| Norm::new(specs, &name(part), model.d_model, model.norm_eps);
         let attention_norm = norm(specs, "attention_norm");
-        let config = attention_config(model, init, output_init);
+        let context = match self.plan.context {
+            config::ContextMethod::Ring => ContextMethod::Ring,
+            config::ContextMethod::AllGather => ContextMethod::AllGather,
+            config::ContextMethod::Ulysses => ContextMethod::Ulysses,
+        };
+        let config = AttentionConfig { context, ..attention_config(model, init, output_init) };
         let attention = Attention::new(specs, &name("attention"), config, self.rope.clone(), &self.place)?;
         let feed_forward_norm = norm(specs, "feed_forward_norm");
         let feed_forward = match self.plan.moe.filter(|_| !model.dense[layer]) {
@@ -131,7 +139,7 @@ impl<T: Trainable> Builder<'_, T> {
     }
 }
 
-/// The attention of a layer in the words of `plica-dense`.
+/// The attention of a layer in the words of `plica-dense`, with the default way of sharing sequences.
 pub fn attention_config(model: &ModelConfig, init: Init, output_init: Init) -> AttentionConfig {
     AttentionConfig {
         width: model.d_model,
@@ -145,6 +153,7 @@ pub fn attention_config(model: &ModelConfig, init: Init, output_init: Init) -> A
         },
         norm_eps: model.norm_eps,
         window: None,
+        context: ContextMethod::default(),
         init,
         output_init,
     }

@@ -30,6 +30,7 @@ pub fn engine<T: Trainable>(context: &RankContext, config: &Config) -> Result<En
         model: &config.model,
         moe: config.moe.as_ref(),
         seq_len: config.train.seq_len,
+        context: config.context,
         parts: None,
     };
     let optimizer = OptimizerConfig {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use plica_dense::context::cut::filled_length;
 
 use super::Shared;
 use crate::checkpoint::CheckpointError;
@@ -29,13 +30,26 @@ pub(super) struct Screen {
 pub(super) fn layout_text(config: &Config) -> String {
     let layout = &config.layout;
     let part = |name: &str, size: usize| format!("{name} {size}");
-    let attention = [("tp", layout.tp()), ("dp", layout.dp())].map(|(n, s)| part(n, s)).join(" · ");
+    let context = match layout.cp() {
+        1 => String::new(),
+        cp => format!(" · cp {cp} ({})", context_text(config)),
+    };
+    let attention = format!("tp {}{context} · dp {}", layout.tp(), layout.dp());
     if config.moe.is_none() {
         return format!("{} rank(s), {attention}", layout.world());
     }
     let experts = [("etp", layout.etp()), ("ep", layout.ep()), ("edp", layout.edp())];
     let experts = experts.map(|(n, s)| part(n, s)).join(" · ");
     format!("{} rank(s), attention {attention}, experts {experts}", layout.world())
+}
+
+/// How sequences are shared, and how far they are filled up for it.
+fn context_text(config: &Config) -> String {
+    let (tokens, method) = (config.train.seq_len, config.context);
+    match filled_length(tokens, config.layout.cp()) {
+        filled if filled == tokens => method.to_string(),
+        filled => format!("{method}, sequences of {tokens} tokens filled up to {filled} rows"),
+    }
 }
 
 /// Says what is about to run.

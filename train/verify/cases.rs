@@ -1,10 +1,12 @@
-//! Which cases there are: all layouts of a world × dispatchers × drop policies × recomputation choices, and the
-//! named traps, each on the layouts where it would show.
+//! Which cases there are: all layouts of a world × dispatchers × drop policies × recomputation choices, the named
+//! traps, each on the layouts where it would show, and the layouts that share sequences ([`context`]).
 
 use plica_folding::layout::Layout;
 use plica_folding::search::{Limits, enumerate};
 
 use super::sharded;
+
+mod context;
 
 /// The small model: every width divides over 8, the vocabulary does not; GQA-free so that TP 8 fits; one dense
 /// and one mixture-of-experts layer, a shared expert, every per-micro-batch loss of the router on, clipping active.
@@ -195,6 +197,7 @@ pub fn all_cases(world: usize, filter: &Filter) -> Vec<Case> {
         arrangement.push(format!("train.recompute={}", RECOMPUTES[index % RECOMPUTES.len()]));
         arrangement
     }));
+    cases.extend(context::cases(world));
     cases.retain(|case| {
         filter.case.as_ref().is_none_or(|name| case.name == *name)
             && filter.text.as_ref().is_none_or(|text| case.name.contains(text.as_str()))

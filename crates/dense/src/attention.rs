@@ -74,7 +74,8 @@ impl AttentionConfig {
 }
 
 impl AttentionConfig {
-    /// Bytes of [`AttentionSaved`], its input included.
+    /// Bytes of [`AttentionSaved`], its input included. All rows are those of this context rank. (Ulysses over several
+    /// context ranks keeps the output once more, by rows and by heads.)
     pub fn saved_bytes(&self, saving: &Saving) -> usize {
         if saving.recompute.attention {
             return saving.own(self.width);

@@ -1,7 +1,8 @@
-//! Rules of `[layout]`: those of the two meshes and of the model over them come from folding.
+//! Rules of `[layout]` and `[context]`: those of the two meshes and of the model over them come from folding.
 
 use plica_folding::{Layout, LayoutSpec, ModelDims};
 
+use super::super::choice::ContextMethod;
 use super::super::error::ConfigError;
 use super::super::low::LowConfig;
 use super::super::resolved::ModelConfig;
@@ -10,9 +11,7 @@ use super::Check;
 /// The layout, where its own rules hold.
 pub(super) fn check(low: &LowConfig, model: &ModelConfig, check: &mut Check) -> Option<Layout> {
     let layout = &low.layout;
-    for (field, size, what) in
-        [("layout.cp", layout.cp, "context parallelism"), ("layout.pp", layout.pp, "a pipeline")]
-    {
+    for (field, size, what) in [("layout.pp", layout.pp, "a pipeline")] {
         if size > 1 {
             let rule = format!("running {what} comes with a later release (plica mesh already lays it out)");
             check.error(field, size, rule, format!("write {field} = 1"));
@@ -48,14 +47,25 @@ pub(super) fn check(low: &LowConfig, model: &ModelConfig, check: &mut Check) -> 
         if let Err(errors) = built.check_model(&dims) {
             check.errors.extend(errors.into_iter().map(ConfigError::Layout));
         }
-        if layout.cp > 1
-            && low.train.seq_len > 0
-            && let Err(error) = built.check_sequence(low.train.seq_len, false)
-        {
-            check.errors.push(ConfigError::Layout(error));
-        }
+        ulysses(low, dims.kv_heads, check);
     }
     Some(built)
+}
+
+/// Ulysses hands out whole key/value heads.
+fn ulysses(low: &LowConfig, kv_heads: usize, check: &mut Check) {
+    let (tp, cp) = (low.layout.tp, low.layout.cp);
+    let method = low.context.method;
+    if method == ContextMethod::Ulysses && kv_heads.is_multiple_of(tp) && !kv_heads.is_multiple_of(tp * cp) {
+        let rule = format!(
+            "it hands out whole key/value heads, but model.kv_heads = {kv_heads} over layout.tp = {tp} leave {} a \
+             rank, which do not divide over layout.cp = {cp}",
+            kv_heads / tp
+        );
+        let remedy =
+            format!("write ring or all-gather, or layout.tp * layout.cp among the divisors of {kv_heads}");
+        check.error("context.method", method, rule, remedy);
+    }
 }
 
 fn dims(low: &LowConfig, model: &ModelConfig) -> ModelDims {
