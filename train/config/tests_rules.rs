@@ -199,7 +199,7 @@ fn s20_mesh_arithmetic_comes_from_folding() {
             "context.method = ulysses: it hands out whole key/value heads, but model.kv_heads = 2 over layout.tp = 1 \
              leave 2 a rank, which do not divide over layout.cp = 4",
         ),
-        ("layout.ranks=4 layout.cp=3", "layout: attention mesh: TP·CP·PP = 3"),
+        ("layout.ranks=4 layout.cp=3", "layout: attention mesh: TP·CP·PP = 1·3·1 = 3"),
         ("layout.ranks=2 layout.pp=2", "layout.pp = 2: running a pipeline comes with a later release"),
     ]);
 }
