@@ -48,7 +48,7 @@ pub enum Phase {
 
 impl Phase {
     /// All phases, in the order of the tables.
-    pub const ALL: [Phase; 17] = [
+    pub const ALL: [Phase; 18] = [
         Phase::Embedding,
         Phase::Norm,
         Phase::Attention,
