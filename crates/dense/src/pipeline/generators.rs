@@ -22,7 +22,7 @@ use std::str::FromStr;
 
 use crate::pipeline::action::{Action, Kind};
 use crate::pipeline::error::ScheduleError;
-use crate::pipeline::schedule::Schedule;
+use crate::pipeline::schedule::{PAIRS_MAX, Schedule};
 
 /// The schedules that can be generated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -113,9 +113,6 @@ impl FromStr for ScheduleKind {
             })
     }
 }
-
-/// Stages times micro-batches above this number are refused: no real pipeline comes near, a typing mistake does.
-pub const PAIRS_MAX: usize = 1 << 22;
 
 /// The schedule of a kind for `ranks` ranks with `chunks` stages each and `micro_batches` micro-batches: arithmetic
 /// only, without idle slots. See [`crate::pipeline::lower()`] for transfers.

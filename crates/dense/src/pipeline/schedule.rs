@@ -18,7 +18,8 @@ impl Schedule {
     /// the actions.
     ///
     /// # Errors
-    /// Without ranks, a rank without actions, a stage on two ranks, a stage between the others that nobody has.
+    /// Without ranks, a rank without actions, a stage on two ranks, a stage between the others that nobody has, more
+    /// than [`PAIRS_MAX`] stages times micro-batches.
     pub fn new(ranks: Vec<Vec<Option<Action>>>) -> Result<Schedule, ScheduleError> {
         let wrong = |text: String| Err(ScheduleError::Rows(text));
         if ranks.is_empty() {
@@ -55,6 +56,12 @@ impl Schedule {
         }
         if micro_batches == 0 {
             return wrong("no action has a micro-batch".into());
+        }
+        let stages = owner.len();
+        if stages.saturating_mul(micro_batches) > PAIRS_MAX {
+            return wrong(format!(
+                "{stages} stages x {micro_batches} micro-batches are more than {PAIRS_MAX}"
+            ));
         }
         Ok(Schedule { ranks, rank_of_stage: owner.into_iter().flatten().collect(), micro_batches })
     }
@@ -106,5 +113,9 @@ impl Schedule {
     }
 }
 
-/// A bound against typing mistakes such as `111111111F0`, far above any real pipeline.
+/// Stages times micro-batches above this number are refused: no real pipeline comes near, a typing mistake such as
+/// `0F111111111` does.
+pub const PAIRS_MAX: usize = 1 << 22;
+
+/// The same for stages.
 const STAGES_MAX: usize = 1 << 16;

@@ -1,6 +1,10 @@
 //! The text and CSV form: every kind there and back, files of torch.distributed.pipelining, and what is refused.
 
-use crate::pipeline::{Action, Kind, Schedule, ScheduleError};
+use plica_kernels::rng::{Purpose, Stream};
+
+use crate::pipeline::{
+    Action, Kind, Lowering, Schedule, ScheduleError, ScheduleKind, generate, lower, validate,
+};
 
 #[test]
 fn every_kind_there_and_back() {
@@ -81,8 +85,44 @@ fn wrong_cells_are_named_by_row_column_and_text() {
         ("0F0,2F0", "stage 1 of 0..2 has no action"),
         ("0UNSHARD", "no action has a micro-batch"),
         ("111111111F0", "stage 111111111 is above 65535"),
+        ("0F4294967295", "1 stages x 4294967296 micro-batches are more than 4194304"),
     ] {
         let error = Schedule::from_csv(text).expect_err(text).to_string();
         assert!(error.contains(part), "{text}: {error}");
     }
+}
+
+#[test]
+fn no_text_breaks_the_reader_or_what_comes_after_it() {
+    let seed = 77;
+    println!("seed {seed}");
+    let random = Stream::new(seed, Purpose::Named("texts"));
+    let letters: Vec<char> = "0123456789FBIWSENDRCV_U(;)O,\n\r\" é-".chars().collect();
+    let kinds = [ScheduleKind::OneFOneB, ScheduleKind::ZeroBubbleV, ScheduleKind::DualPipeV];
+    let (mut read, mut valid) = (0, 0);
+    for case in 0..3000u64 {
+        let draw = |n: u64, bound: usize| random.below(64 * case + n, bound as u64) as usize;
+        let kind = kinds[draw(0, kinds.len())];
+        let schedule = generate(kind, 2, kind.default_chunks(), 2).unwrap();
+        let schedule = if draw(1, 2) == 0 { schedule } else { lower(&schedule, Lowering::default()) };
+        let mut text: Vec<char> = schedule.to_csv().chars().collect();
+        for change in 0..=draw(2, 3) as u64 {
+            let at = draw(10 + change, text.len());
+            match draw(20 + change, 3) {
+                0 => drop(text.remove(at)),
+                1 => text[at] = letters[draw(30 + change, letters.len())],
+                _ => text.insert(at, letters[draw(30 + change, letters.len())]),
+            }
+        }
+        let text: String = text.into_iter().collect();
+        let Ok(schedule) = Schedule::from_csv(&text) else { continue };
+        read += 1;
+        assert_eq!(Schedule::from_csv(&schedule.to_csv()).as_ref(), Ok(&schedule), "{text}");
+        if validate(&schedule).is_ok() {
+            valid += 1;
+            let lowered = lower(&schedule, Lowering { sharded_weights: true, ..Lowering::default() });
+            validate(&lowered).unwrap_or_else(|error| panic!("{text}: {error}"));
+        }
+    }
+    assert!(read > 100 && valid > 20, "{read} read, {valid} valid");
 }
