@@ -169,3 +169,22 @@ fn hybrid_groups_that_do_not_divide_are_refused_before_start() {
     let error = runs.try_config(&[&layout, &["moe.experts=8", "shard.zero=1", "shard.group=2"]]).unwrap_err();
     assert!(error.contains("shard.group = 2") && error.contains("EDP = 3"), "{error}");
 }
+
+#[test]
+fn validation_between_steps_sees_the_same_weights_under_every_stage() {
+    let runs = Runs::new("shard-validation");
+    let shared = ["run.steps=4", "run.eval_every=2", "data.validation=0.3", "train.precision=f64", BATCH];
+    let losses = |name: &str, stage: &[&str]| {
+        runs.train(name, &[stage, ROUTER, &shared]).unwrap();
+        let text = std::fs::read_to_string(runs.run(name).join("metrics.jsonl")).expect("metrics");
+        let records = plica::metrics::read_records(&text).expect("valid lines");
+        records.iter().filter_map(|r| r.validation_loss).collect::<Vec<f64>>()
+    };
+    let one = losses("one", ONE);
+    assert_eq!(one.len(), 2);
+    let retained: &[&str] = &["layout.ranks=4", "shard.zero=3", "shard.reshard_after_forward=false"];
+    for (index, stage) in STAGES.iter().chain([&retained]).enumerate() {
+        let difference = largest_relative(&losses(&format!("stage-{index}"), stage), &one);
+        assert!(difference <= 1e-10, "{stage:?}: {difference}");
+    }
+}

@@ -4,6 +4,7 @@
 
 mod comm;
 mod dispatch;
+mod fsdp;
 mod gemm;
 mod step;
 
@@ -13,6 +14,7 @@ use serde::Serialize;
 
 pub use comm::CommBench;
 pub use dispatch::DispatchBench;
+pub use fsdp::FsdpBench;
 pub use gemm::GemmBench;
 pub use step::StepBench;
 

@@ -18,7 +18,7 @@ use crate::model::flops;
 use crate::trainer::{engine, threads_per_rank};
 
 /// Arguments of `plica bench step`.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct StepBench {
     /// Preset.
     #[arg(long, default_value = "moe-small", value_name = "NAME")]
@@ -44,6 +44,11 @@ struct Measured {
 }
 
 impl StepBench {
+    /// The same with settings before those of the user.
+    pub(super) fn with(&self, sets: &[String]) -> StepBench {
+        StepBench { sets: sets.iter().chain(&self.sets).cloned().collect(), ..self.clone() }
+    }
+
     /// Measures.
     ///
     /// # Errors

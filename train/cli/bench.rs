@@ -22,6 +22,8 @@ pub(super) struct Bench {
 enum What {
     /// Training steps of a preset: tokens a second, share of the measured matrix-product peak, peak memory.
     Step(bench::StepBench),
+    /// Training steps with sharded state: tokens a second of each stage of ZeRO over 2 ranks of one thread.
+    Fsdp(bench::FsdpBench),
     /// Matrix products and grouped products at the shapes of moe-small against the peak of the FMA units.
     Gemm(bench::GemmBench),
     /// Dispatch and combine between 2 ranks against the copy bandwidth.
@@ -34,6 +36,7 @@ impl Bench {
     pub(super) fn run(self, surroundings: &Surroundings) -> anyhow::Result<ExitCode> {
         let figures = match self.what {
             What::Step(step) => step.run(surroundings.cores, &surroundings.cargo_home, surroundings.stop)?,
+            What::Fsdp(fsdp) => fsdp.run(surroundings.cores, &surroundings.cargo_home, surroundings.stop)?,
             What::Gemm(gemm) => gemm.run(surroundings.cores)?,
             What::Dispatch(dispatch) => dispatch.run()?,
             What::Comm(comm) => comm.run()?,
