@@ -175,7 +175,8 @@ fn verify_has_exit_codes_and_json() {
     let outcomes: serde_json::Value =
         serde_json::from_slice(&std::fs::read(folder.path().join("out.json")).unwrap()).unwrap();
     assert!(!outcomes.as_array().unwrap().is_empty());
-    let (listed, _) = expect(folder.path(), &["verify", "--world", "2", "--filter", "tied", "--list"], 0);
+    let (listed, _) =
+        expect(folder.path(), &["verify", "--world", "2", "--filter", "trap: tied table", "--list"], 0);
     assert_eq!(listed.lines().count(), outcomes.as_array().unwrap().len());
     let (_, none) = expect(folder.path(), &["verify", "--world", "2", "--filter", "no such case"], 1);
     contains(&none, &["no case of world 2", "--list"]);

@@ -91,7 +91,7 @@ const DROPS: [(&str, &[&str]); 5] = [
     ("padded", &["moe.capacity.factor=\"1.1\"", "moe.capacity.policy=probability", "moe.capacity.pad=true"]),
 ];
 
-const RECOMPUTES: [&str; 5] = ["none", "full", "attention", "expert-activation", "moe"];
+pub(super) const RECOMPUTES: [&str; 5] = ["none", "full", "attention", "expert-activation", "moe"];
 
 /// A fault of other systems: (name, settings, which layouts show it).
 type Trap = (&'static str, &'static [&'static str], fn(&Layout) -> bool);
@@ -190,13 +190,7 @@ pub fn all_cases(world: usize, filter: &Filter) -> Vec<Case> {
     let layouts = enumerate(world, &limits);
     let mut cases: Vec<Case> = layouts.iter().flat_map(|layout| grid(world, layout)).collect();
     cases.extend(TRAPS.iter().flat_map(|trap| traps(world, trap, &layouts)));
-    cases.extend(sharded::cases(world, &layouts, layout_text, |layout, index| {
-        let dispatchers = dispatchers(layout);
-        let mut arrangement = layout_settings(world, layout);
-        arrangement.push(format!("moe.dispatcher={}", dispatchers[index % dispatchers.len()]));
-        arrangement.push(format!("train.recompute={}", RECOMPUTES[index % RECOMPUTES.len()]));
-        arrangement
-    }));
+    cases.extend(sharded::cases(world));
     cases.extend(context::cases(world));
     cases.retain(|case| {
         filter.case.as_ref().is_none_or(|name| case.name == *name)
@@ -216,7 +210,7 @@ fn layout_settings(world: usize, layout: &Layout) -> Vec<String> {
 }
 
 /// Dispatchers that make sense: several only where tokens travel.
-fn dispatchers(layout: &Layout) -> &'static [&'static str] {
+pub(super) fn dispatchers(layout: &Layout) -> &'static [&'static str] {
     if layout.ep() * layout.etp() > 1 { &DISPATCHERS } else { &["local"] }
 }
 

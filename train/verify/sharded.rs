@@ -2,8 +2,9 @@
 //! the named faults of other systems. None of it may change the mathematics, so all settings stand beside the layout.
 
 use plica_folding::layout::Layout;
+use plica_folding::search::{Limits, enumerate};
 
-use super::cases::Case;
+use super::cases::{Case, RECOMPUTES, dispatchers};
 
 /// A choice: (name, settings, which layouts it fits).
 type Choice = (&'static str, &'static [&'static str], fn(&Layout) -> bool);
@@ -108,20 +109,18 @@ const TRAPS: &[Trap] = &[
     ),
 ];
 
-/// All cases of a world. `arranged` gives the settings of a layout, a dispatcher and a recomputation that change
-/// from case to case.
-pub(super) fn cases(
-    world: usize,
-    layouts: &[Layout],
-    text: impl Fn(&Layout) -> String,
-    arranged: impl Fn(&Layout, usize) -> Vec<String>,
-) -> Vec<Case> {
+/// All cases of a world, dispatcher and recomputation changing from case to case.
+pub(super) fn cases(world: usize) -> Vec<Case> {
+    // Over other sizes the base model does not divide.
+    let fits = |l: &Layout| [l.tp(), l.dp(), l.ep(), l.etp()].iter().all(|size| 8 % size == 0);
+    let limits = Limits { pp: 1, ..Limits::default() };
+    let layouts: Vec<Layout> = enumerate(world, &limits).into_iter().filter(fits).collect();
     let mut cases = Vec::new();
     let mut add = |name: &str, mathematics: &[&str], settings: &[&str], shows: fn(&Layout) -> bool| {
-        for (index, layout) in layouts.iter().filter(|layout| shows(layout)).enumerate() {
-            let layout_text = text(layout);
-            let mut arrangement = arranged(layout, index + cases.len());
+        for layout in layouts.iter().filter(|layout| shows(layout)) {
+            let mut arrangement = arrangement(layout, cases.len());
             arrangement.extend(settings.iter().map(|s| s.to_string()));
+            let layout_text = text(layout);
             cases.push(Case {
                 name: format!("{name}, {layout_text}"),
                 world,
@@ -138,4 +137,26 @@ pub(super) fn cases(
         add(name, mathematics, settings, *shows);
     }
     cases
+}
+
+fn text(layout: &Layout) -> String {
+    let (tp, cp, dp) = (layout.tp(), layout.cp(), layout.dp());
+    let cp = if cp > 1 { format!(" cp{cp}") } else { String::new() };
+    format!("tp{tp}{cp} dp{dp} | etp{} ep{} edp{}", layout.etp(), layout.ep(), layout.edp())
+}
+
+fn arrangement(layout: &Layout, turn: usize) -> Vec<String> {
+    let dispatchers = dispatchers(layout);
+    let sizes = [
+        ("ranks", layout.world()),
+        ("tp", layout.tp()),
+        ("cp", layout.cp()),
+        ("dp", layout.dp()),
+        ("ep", layout.ep()),
+        ("etp", layout.etp()),
+    ];
+    let mut all: Vec<String> = sizes.iter().map(|(name, size)| format!("layout.{name}={size}")).collect();
+    all.push(format!("moe.dispatcher={}", dispatchers[turn % dispatchers.len()]));
+    all.push(format!("train.recompute={}", RECOMPUTES[turn % RECOMPUTES.len()]));
+    all
 }
