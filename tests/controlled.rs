@@ -136,18 +136,18 @@ fn s03_balance_loss_over_micro_batches_and_data_parallel_ranks() {
     }
 }
 
-/// Rows of the head for which a token of id 0 has loss 2 for target 0 and one of id 1 loss 4 for target 1: with
+/// Rows of the head for which a token of id 0 has loss `a` for target 0 and one of id 1 loss `b` for target 1: with
 /// four classes, loss = ln(1 + 3 e^-z).
-fn head_for_losses_2_and_4() -> Vec<f64> {
+fn head_for_losses(a: f64, b: f64) -> Vec<f64> {
     let z = |loss: f64| (3.0 / (loss.exp() - 1.0)).ln() / 2f64.sqrt();
-    vec![z(2.0), 0.0, 0.0, z(4.0), 0.0, 0.0, 0.0, 0.0]
+    vec![z(a), 0.0, 0.0, z(b), 0.0, 0.0, 0.0, 0.0]
 }
 
 #[test]
 fn s16_ten_and_thirty_valid_tokens_over_ranks_and_micro_batches() {
     let runs = Runs::new("s16");
     let values =
-        [("embedding", vec![1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0]), ("head", head_for_losses_2_and_4())];
+        [("embedding", vec![1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0]), ("head", head_for_losses(2.0, 4.0))];
     let dense = ["moe.experts=none", "train.seq_len=32", "train.global_batch=2"];
     let of_valid = |first: usize, second: usize| {
         whole(&[&[0; 32], &[1; 32]], move |i, id| {
@@ -175,6 +175,47 @@ fn s16_ten_and_thirty_valid_tokens_over_ranks_and_micro_batches() {
                 assert!(head.iter().all(|g| g.is_finite()), "no NaN: {head:?}");
             }
         }
+    }
+}
+
+#[test]
+fn s17_context_ranks_with_unequal_masks() {
+    let runs = Runs::new("s17");
+    let embedding = vec![1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0];
+    let dense = ["moe.experts=none", "train.seq_len=16", "train.global_batch=1"];
+    let layouts: [&[&str]; 5] = [
+        ONE,
+        &["layout.ranks=2", "layout.cp=2"],
+        &["layout.ranks=2", "layout.cp=2", "context.method=all-gather"],
+        &["layout.ranks=4", "layout.cp=4"],
+        &["layout.ranks=4", "layout.cp=4", "context.method=all-gather"],
+    ];
+    // One valid token; and, of two ranks that hold tokens 0-3, 12-15 (id 0) and 4-11 (id 1), six and two valid ones.
+    let ids: Vec<u32> = (0..16).map(|i| u32::from((4..12).contains(&i))).collect();
+    let cases: [(&[usize], f64, f64, f64); 2] =
+        [(&[9], 1.0, 1.2, 1.2), (&[0, 1, 2, 3, 12, 15, 5, 10], 1.0, 2.0, 10.0 / 8.0)];
+    for (valid, a, b, loss) in cases {
+        let values = [("embedding", embedding.clone()), ("head", head_for_losses(a, b))];
+        let batch = whole(&[&ids], |i, id| if valid.contains(&i) { id as i32 } else { IGNORE });
+        let mut one = None;
+        for layout in layouts {
+            let config = runs.config(&[PLANE, &dense, layout]);
+            for (sums, head, table) in passes(&config, &batch, &values, |engine, sums| {
+                (sums.clone(), grad(engine, "head"), grad(engine, "embedding"))
+            }) {
+                let found = sums.loss.mean();
+                assert!(near(found, loss), "{layout:?}: {found}, never divided by the number of ranks");
+                assert_eq!(sums.loss.valid_targets, valid.len() as u64);
+                let (head_one, table_one) = one.get_or_insert_with(|| (head.clone(), table.clone()));
+                for (x, y) in head.iter().zip(&*head_one).chain(table.iter().zip(&*table_one)) {
+                    assert!(near(*x, *y), "{layout:?}: gradient {x}, {y} on one rank");
+                }
+            }
+        }
+        let (head, _) = one.expect("one rank");
+        let ones = valid.iter().filter(|i| ids[**i] == 1).count() as f64;
+        let want = ones * ((-b).exp() - 1.0) / valid.len() as f64 * 2f64.sqrt();
+        assert!(near(head[3], want), "every token weighs one over all valid ones: {} {want}", head[3]);
     }
 }
 

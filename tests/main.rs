@@ -5,6 +5,7 @@ mod checkpoints;
 mod cli;
 mod cli_schedule;
 mod contents;
+mod context;
 mod controlled;
 mod docs;
 mod equivalence;

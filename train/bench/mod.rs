@@ -3,6 +3,7 @@
 //! operations are in the crates; here are the figures of docs/benchmarks.md.
 
 mod comm;
+mod context;
 mod dispatch;
 mod fsdp;
 mod gemm;
@@ -13,6 +14,7 @@ use std::time::Instant;
 use serde::Serialize;
 
 pub use comm::CommBench;
+pub use context::ContextBench;
 pub use dispatch::DispatchBench;
 pub use fsdp::FsdpBench;
 pub use gemm::GemmBench;

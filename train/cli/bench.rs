@@ -30,6 +30,8 @@ enum What {
     Dispatch(bench::DispatchBench),
     /// Collectives between in-process ranks against the copy bandwidth.
     Comm(bench::CommBench),
+    /// Attention of ranks that share sequences against one rank, forward and backward.
+    Context(bench::ContextBench),
 }
 
 impl Bench {
@@ -40,6 +42,7 @@ impl Bench {
             What::Gemm(gemm) => gemm.run(surroundings.cores)?,
             What::Dispatch(dispatch) => dispatch.run()?,
             What::Comm(comm) => comm.run()?,
+            What::Context(context) => context.run()?,
         };
         print!("{}", bench::table(&figures));
         if let Some(path) = self.json {

@@ -1,6 +1,6 @@
 //! Cases whose ranks share sequences: every layout of a world with CP > 1, each with every method, over lengths that
-//! divide and that do not, and in turn the dispatchers, drop policies, recomputations and traps that look across the
-//! context axis. The base model has 8 key/value heads, so that Ulysses runs wherever TP·CP divides them.
+//! divide and that do not, and in turn the dispatchers, drop policies, recomputations, sharded state (dense
+//! parts over DP·CP) and traps that look across the context axis. The base model has 8 key/value heads, so that Ulysses runs wherever TP·CP divides them.
 
 use plica_folding::layout::Layout;
 use plica_folding::search::{Limits, enumerate};
@@ -76,8 +76,12 @@ fn case(world: usize, layout: &Layout, method: &str, length: usize, turn: usize)
     arrangement.push(format!("context.method={method}"));
     arrangement.push(format!("moe.dispatcher={dispatcher}"));
     arrangement.push(format!("train.recompute={recompute}"));
+    let zero = turn / 3 % 4;
+    arrangement.push(format!("shard.zero={zero}"));
     Some(Case {
-        name: format!("{layout_text}, {method}, {length} tokens, {rule}, {dispatcher}, {drop}, {recompute}"),
+        name: format!(
+            "{layout_text}, {method}, {length} tokens, {rule}, {dispatcher}, {drop}, {recompute}, zero {zero}"
+        ),
         world,
         layout_text,
         arrangement,
