@@ -110,3 +110,19 @@ fn predicted_saved_bytes_of_every_model_and_precision() {
         }
     }
 }
+
+#[test]
+fn predicted_saved_bytes_are_the_counted_ones_where_sequences_are_shared() {
+    let runs = Runs::new("saved-bytes-shared");
+    for method in ["ring", "all-gather", "ulysses"] {
+        let method = format!("context.method={method}");
+        for tensor_parallel in [&["layout.ranks=2"][..], &["layout.ranks=4", "layout.tp=2", "layout.etp=1"]] {
+            for recompute in ["none", "full", "attention", "moe"] {
+                let recompute = format!("train.recompute={recompute}");
+                let more = ["layout.cp=2", "layout.ep=2", "train.seq_len=13", &method, &recompute];
+                assert_predicted::<f32>(&runs, &[tensor_parallel, &more]);
+                assert_predicted::<bf16>(&runs, &[tensor_parallel, &more, &["train.precision=bf16"]]);
+            }
+        }
+    }
+}

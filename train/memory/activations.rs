@@ -7,7 +7,7 @@ use plica_dense::mlp::mlp_saved_bytes;
 use plica_dense::{Init, Saving, SlotBytes, block_saved_bytes};
 use plica_kernels::Float;
 
-use crate::config::Config;
+use crate::config::{Config, ContextMethod};
 use crate::model::build::{attention_config, moe_config};
 
 /// Rows of a micro-batch on a rank.
@@ -32,5 +32,16 @@ pub fn saved_bytes<T: Float>(config: &Config, layer: usize, rows: MicroRows, rec
         None => SlotBytes { saved: mlp_saved_bytes(model.d_model, model.ffn, &saving), kept: 0 },
         Some(moe) => moe_config(moe).saved_bytes(model.d_model, layout.etp(), received_rows, &saving),
     };
-    block_saved_bytes(&attention_config(model, Init::Zeros, Init::Zeros), slot, &saving)
+    let block = block_saved_bytes(&attention_config(model, Init::Zeros, Init::Zeros), slot, &saving);
+    block + by_heads_bytes(config, &saving)
+}
+
+/// Bytes of the second form of the core's output that Ulysses keeps: by heads, beside the one by rows.
+fn by_heads_bytes(config: &Config, saving: &Saving) -> usize {
+    let (model, layout, recompute) = (&config.model, &config.layout, &saving.recompute);
+    let twice = config.context == ContextMethod::Ulysses && layout.cp() > 1;
+    if !twice || recompute.block || recompute.attention {
+        return 0;
+    }
+    saving.all(model.heads / layout.tp() * model.head_dim)
 }
