@@ -120,7 +120,7 @@ fn wrong_settings_end_with_1_the_rule_and_the_remedy_and_nothing_is_written() {
         (&["--preset", "tinny"], &["no such preset", "did you mean tiny?"]),
         (&["--config", "none.toml"], &["none.toml"]),
         (&["--set", "data.source=nowhere"], &["nowhere", "no such file or folder"]),
-        (&["--set", "layout.pp=2", "--set", "layout.ranks=2"], &["layout.pp = 2", "later release"]),
+        (&["--set", "layout.pp=3", "--set", "layout.ranks=3"], &["PP = 3", "without a layer"]),
         (&["--resume"], &["runs: cannot look for a run to resume"]),
         (&["--resume", "missing"], &["missing"]),
         (&["--resume", "text"], &["text"]),

@@ -17,6 +17,8 @@ mod golden;
 mod golden_ops;
 mod interrupted;
 mod lexer;
+mod pipeline;
+mod pipeline_runs;
 mod resume;
 mod runs;
 mod saved_bytes;

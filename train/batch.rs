@@ -1,7 +1,9 @@
-//! From the data of a step to the micro-batches of one rank. The global batch of G sequences is cut into G/b
-//! micro-batches of b sequences; DP coordinate d runs its contiguous run of them, so that a micro-batch holds
-//! the same sequences in every layout. All tensor- and context-parallel ranks of a coordinate get the same
-//! sequences; `plica_dense` cuts each of them over the context ranks, with targets and positions already made.
+//! From the data of a step to the micro-batches of one rank. DP coordinate d runs its contiguous run of the G
+//! sequences of the global batch in micro-batches of b, of which the last one may be smaller. Where b divides G/DP a
+//! micro-batch holds the same sequences in every layout; where it does not, only what is summed over micro-batches
+//! is the same (a balance loss per micro-batch is not). All tensor- and context-parallel ranks and all pipeline
+//! stages of a coordinate get the same sequences; `plica_dense` cuts each of them over the context ranks, with targets
+//! and positions already made.
 
 use std::ops::Range;
 
@@ -23,17 +25,17 @@ pub struct BatchPlan {
 }
 
 impl BatchPlan {
-    /// Micro-batches of the whole step.
-    pub fn micro_batches(&self) -> usize {
-        self.global_sequences / self.micro_sequences
+    /// Micro-batches of the whole step over `dp` data-parallel coordinates; the last one of each may be smaller.
+    pub fn micro_batches(&self, dp: usize) -> usize {
+        dp * (self.global_sequences / dp).div_ceil(self.micro_sequences)
     }
 
     /// Sequences of DP coordinate `rank_dp` of `dp`.
     ///
     /// # Panics
-    /// When the micro-batches do not divide over `dp` (the configuration refuses that).
+    /// When the sequences do not divide over `dp` (the configuration refuses that).
     pub fn sequences_of(&self, rank_dp: usize, dp: usize) -> Range<usize> {
-        assert!(self.global_sequences.is_multiple_of(self.micro_sequences * dp), "{self:?} over dp {dp}");
+        assert!(self.global_sequences.is_multiple_of(dp), "{self:?} over dp {dp}");
         let own = self.global_sequences / dp;
         rank_dp * own..(rank_dp + 1) * own
     }
@@ -92,7 +94,7 @@ pub fn globalise(
     for micro in micros {
         micro.global_valid_targets = sums[0] as u64;
         micro.scale = BatchScale {
-            micro_batches: plan.micro_batches() as u64,
+            micro_batches: plan.micro_batches(mesh.layout().dp()) as u64,
             sequences: plan.global_sequences as u64,
             tokens: sums[1] as u64,
         };

@@ -14,6 +14,7 @@ pub mod memory;
 pub mod mesh_text;
 pub mod metrics;
 pub mod model;
+pub mod pipeline;
 pub mod report;
 pub mod schedule_view;
 pub mod step;

@@ -1,19 +1,25 @@
 //! One training step of one rank: forward and backward of its micro-batches, gradient sums, clipping, update.
 //! The loss is divided once, by the valid targets of the global batch; everything after that is a plain sum.
 //! A balance loss over the global batch needs the counts of all micro-batches before the first backward: then
-//! all forwards run first. Leaves out where batches come from and what is done with the numbers.
+//! all forwards run first. With a pipeline the schedule says in which order the parts of this rank run, and sums
+//! go over the stages too, as vectors that have one length on all of them. Leaves out where batches come from and
+//! what is done with the numbers.
 
 use plica_comm::{Mesh, Purpose, RankContext, Recorder, Reduce};
+use plica_dense::pipeline::{Schedule, Timeline, execute};
 use plica_dense::{
-    Cx, Error, Grads, LossSum, LrSchedule, Optimizer, OptimizerConfig, ParamSpecs, Params, Phases,
-    RecomputePolicy, ShardOptions, TokenBatch, TokenInfo, Trainable, reduce_gradients,
+    Cx, Error, Grads, LossSum, LrSchedule, Optimizer, OptimizerConfig, ParamId, ParamSpec, ParamSpecs,
+    Params, Phases, RecomputePolicy, ShardOptions, TokenBatch, TokenInfo, Trainable, reduce_gradients,
+    reduce_tied,
 };
 use plica_kernels::Device;
 use plica_moe::MoeReport;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::model::{InFlight, Model, build};
+use crate::pipeline::{PipelinePlan, PipelineUse, Run, Spent, Stages, TIED_TABLE};
 
 /// What a step needs beside model and parameters.
 #[derive(Clone, Debug)]
@@ -48,6 +54,42 @@ pub struct Engine<T: Trainable> {
     pub phases: Phases,
     /// Everything else.
     pub settings: StepSettings,
+    /// How the model is run over a pipeline; none: this rank holds all layers.
+    pub pipeline: Option<PipelinePlan>,
+    /// What the last pass over the pipeline did when.
+    pub timeline: Timeline,
+    /// Times of the arithmetic of all steps so far, where there is a pipeline.
+    pub spent: Spent,
+    /// What each rank of the pipeline declares, in the order of its handles.
+    pub declared: Vec<Vec<ParamSpec>>,
+    moe: MoeShape,
+    width: usize,
+    /// Whether the tables of a pipeline's two ends are two copies of one parameter.
+    tied_copies: bool,
+}
+
+/// The MoE layers of the whole model: reports of them are summed over all ranks in this order, by stages without
+/// any such layer too.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct MoeShape {
+    pub(crate) layers: Vec<usize>,
+    pub(crate) experts: usize,
+    /// Whether every layer has a selection bias.
+    pub(crate) biased: bool,
+}
+
+impl MoeShape {
+    fn of(plan: &build::ModelPlan<'_>) -> MoeShape {
+        let Some(moe) = plan.moe else { return MoeShape::default() };
+        let dense = plan.model.dense.iter().enumerate();
+        let layers = dense.filter(|(_, dense)| !**dense).map(|(layer, _)| layer).collect();
+        MoeShape { layers, experts: moe.experts, biased: moe.bias_update_rate > 0.0 }
+    }
+
+    /// A report of nothing.
+    fn empty(&self) -> MoeReport {
+        MoeReport::unpack(&vec![0.0; MoeReport::packed_len(self.experts)], self.experts)
+    }
 }
 
 /// What a step gives back, the same on every rank.
@@ -74,7 +116,7 @@ pub struct StepSums {
 
 impl StepSums {
     /// Adds a micro-batch.
-    fn add(&mut self, loss: LossSum, reports: &[(usize, MoeReport)]) {
+    pub(crate) fn add(&mut self, loss: LossSum, reports: &[(usize, MoeReport)]) {
         self.loss.add(loss);
         for (layer, report) in reports {
             match self.layers.iter_mut().find(|(l, _)| l == layer) {
@@ -85,21 +127,49 @@ impl StepSums {
     }
 
     /// The sums over all ranks: the loss over data-parallel ranks (tensor-parallel ones have the same), reports
-    /// over all ranks, whose tokens differ.
-    fn reduce(&self, mesh: &Mesh, device: &Device) -> Result<StepSums, Error> {
-        let own = [self.loss.nll_sum, self.loss.valid_targets as f64];
-        let loss = mesh.dp_cp().all_reduce_f64(Purpose::Metrics, device, &own, Reduce::Sum)?;
-        let loss = LossSum { nll_sum: loss[0], valid_targets: loss[1] as u64 };
-        let packed: Vec<f64> = self.layers.iter().flat_map(|(_, report)| report.pack()).collect();
-        let all = mesh.tp_dp_cp().all_reduce_f64(Purpose::Metrics, device, &packed, Reduce::Sum)?;
-        let mut rest = all.as_slice();
-        let unpack = |(layer, report): &(usize, MoeReport)| {
-            let (head, tail) = rest.split_at(report.pack().len());
-            rest = tail;
-            (*layer, MoeReport::unpack(head, report.counts_e.len()))
-        };
-        Ok(StepSums { loss, layers: self.layers.iter().map(unpack).collect() })
+    /// over all ranks of a stage, whose tokens differ; both then over the stages.
+    fn reduce(&self, mesh: &Mesh, device: &Device, shape: &MoeShape) -> Result<StepSums, Error> {
+        let loss = reduce_loss(self.loss, mesh, device)?;
+        if shape.layers.is_empty() {
+            return Ok(StepSums { loss, layers: Vec::new() });
+        }
+        let of_stage = self.layers_of_stage(mesh, device, shape)?;
+        if mesh.pp().is_single() {
+            return Ok(StepSums { loss, layers: of_stage });
+        }
+        let packed: Vec<f64> = of_stage.iter().flat_map(|(_, report)| report.pack()).collect();
+        let all = mesh.pp().all_reduce_f64(Purpose::Metrics, device, &packed, Reduce::Sum)?;
+        Ok(StepSums { loss, layers: unpack(&all, shape) })
     }
+
+    /// The reports of all MoE layers, summed over the ranks of this stage; those of other stages are zero.
+    pub(crate) fn layers_of_stage(
+        &self,
+        mesh: &Mesh,
+        device: &Device,
+        shape: &MoeShape,
+    ) -> Result<Vec<(usize, MoeReport)>, Error> {
+        let empty = shape.empty();
+        let own = |layer: &usize| self.layers.iter().find(|(l, _)| l == layer).map_or(&empty, |(_, r)| r);
+        let packed: Vec<f64> = shape.layers.iter().flat_map(|layer| own(layer).pack()).collect();
+        let all = mesh.tp_dp_cp().all_reduce_f64(Purpose::Metrics, device, &packed, Reduce::Sum)?;
+        Ok(unpack(&all, shape))
+    }
+}
+
+/// The reports of all MoE layers from their packed numbers.
+fn unpack(numbers: &[f64], shape: &MoeShape) -> Vec<(usize, MoeReport)> {
+    let parts = numbers.chunks(MoeReport::packed_len(shape.experts));
+    let unpack = |(layer, part): (&usize, _)| (*layer, MoeReport::unpack(part, shape.experts));
+    shape.layers.iter().zip(parts).map(unpack).collect()
+}
+
+/// The loss of all ranks from that of this one; only the last stage has any.
+fn reduce_loss(own: LossSum, mesh: &Mesh, device: &Device) -> Result<LossSum, Error> {
+    let own = [own.nll_sum, own.valid_targets as f64];
+    let of_stage = mesh.dp_cp().all_reduce_f64(Purpose::Metrics, device, &own, Reduce::Sum)?;
+    let all = mesh.pp().all_reduce_f64(Purpose::Metrics, device, &of_stage, Reduce::Sum)?;
+    Ok(LossSum { nll_sum: all[0], valid_targets: all[1] as u64 })
 }
 
 impl<T: Trainable> Engine<T> {
@@ -117,6 +187,7 @@ impl<T: Trainable> Engine<T> {
         let mut specs = ParamSpecs::new();
         let model = build::build(plan, &mesh, &context.device, &mut specs)?;
         let params = Params::sharded(&specs, &mesh, &context.device, settings.seed, &settings.shard)?;
+        let declared = build::declare_all(plan, &mesh, &context.device, &specs)?;
         Ok(Engine {
             grads: Grads::zeros(&params),
             optimizer: Optimizer::new(optimizer, &params),
@@ -127,7 +198,29 @@ impl<T: Trainable> Engine<T> {
             recorder: context.recorder.clone(),
             mesh,
             settings,
+            timeline: Timeline::since(Instant::now()),
+            spent: Spent::new(plan.pipeline.map_or(0, |pipeline| pipeline.parts().len())),
+            tied_copies: plan.model.tie_embeddings && plan.pipeline.is_some_and(PipelinePlan::ends_apart),
+            pipeline: plan.pipeline.cloned(),
+            declared,
+            moe: MoeShape::of(plan),
+            width: plan.model.d_model,
         })
+    }
+
+    /// Every parameter of the model, tied tables once: the rank of the pipeline that holds it, its handle there and
+    /// what it is.
+    pub fn whole(&self) -> impl Iterator<Item = (usize, ParamId, &ParamSpec)> {
+        self.declared.iter().enumerate().flat_map(|(rank_pp, specs)| {
+            let own = specs.iter().enumerate().filter(|(_, spec)| !spec.copy);
+            own.map(move |(index, spec)| (rank_pp, ParamId::nth(index), spec))
+        })
+    }
+
+    /// The layers of the whole model that have a selection bias, and its length.
+    pub fn biases(&self) -> (Vec<usize>, usize) {
+        let layers = if self.moe.biased { self.moe.layers.clone() } else { Vec::new() };
+        (layers, self.moe.experts)
     }
 
     /// Runs `f` with the surroundings of one micro-batch.
@@ -168,7 +261,11 @@ impl<T: Trainable> Engine<T> {
         self.grads.clear();
         let infos: Vec<TokenInfo> = micros.iter().map(|m| self.tokens(m)).collect::<Result<_, _>>()?;
         let mut sums = StepSums::default();
-        if self.model.moe_layers().any(|(_, layer)| layer.config().balance.global > 0.0) {
+        if let Some(plan) = self.pipeline.take() {
+            let done = self.run_pipeline(step, &infos, &plan);
+            self.pipeline = Some(plan);
+            sums = done?;
+        } else if self.needs_global_counts() {
             self.all_forwards_first(step, &infos, &mut sums)?;
         } else {
             for (index, info) in infos.iter().enumerate() {
@@ -179,7 +276,59 @@ impl<T: Trainable> Engine<T> {
             }
         }
         reduce_gradients(&self.params, &mut self.grads, &self.mesh, &self.phases)?;
-        sums.reduce(&self.mesh, &self.device)
+        let tied = (TIED_TABLE, self.tied_copies);
+        reduce_tied(&self.params, &mut self.grads, &self.mesh, &self.phases, tied)?;
+        sums.reduce(&self.mesh, &self.device, &self.moe)
+    }
+
+    /// Whether a backward needs the expert counts of the global batch.
+    fn needs_global_counts(&self) -> bool {
+        self.model.moe_layers().any(|(_, layer)| layer.config().balance.global > 0.0)
+    }
+
+    /// Forwards and backwards of all micro-batches through this rank's stages.
+    fn run_pipeline(
+        &mut self,
+        step: u64,
+        infos: &[TokenInfo],
+        plan: &PipelinePlan,
+    ) -> Result<StepSums, Error> {
+        let of_schedule = plan.schedule().micro_batches();
+        assert_eq!(infos.len(), of_schedule, "micro-batches of the step and of the schedule");
+        let global = self.needs_global_counts().then(|| self.moe.clone());
+        let (sums, spent) = self.carry_out(plan.lowered(), step, infos, plan, false, global)?;
+        self.spent.merge(&spent);
+        Ok(sums)
+    }
+
+    /// Carries out this rank's row of a schedule.
+    fn carry_out(
+        &mut self,
+        schedule: &Schedule,
+        step: u64,
+        infos: &[TokenInfo],
+        plan: &PipelinePlan,
+        evaluates: bool,
+        global: Option<MoeShape>,
+    ) -> Result<(StepSums, Spent), Error> {
+        let run = Run {
+            mesh: &self.mesh,
+            device: &self.device,
+            model: &self.model,
+            params: &self.params,
+            grads: &mut self.grads,
+            phases: &self.phases,
+            settings: &self.settings,
+            step,
+        };
+        run.grads.synchronise(self.settings.shard.sync_each_micro_batch);
+        let mut stages = Stages::new(run, plan, infos, self.width, evaluates, global);
+        let started = Instant::now();
+        self.timeline = Timeline::since(started);
+        execute(schedule, self.mesh.coordinates().pp, &mut stages, &mut self.timeline).map_err(Box::new)?;
+        let (sums, mut spent) = stages.finish()?;
+        spent.add_whole(started.elapsed());
+        Ok((sums, spent))
     }
 
     /// Gradients are summed over ranks in the last micro-batch, or in each.
@@ -202,10 +351,10 @@ impl<T: Trainable> Engine<T> {
             waiting.push(in_flight);
         }
         // Every micro-batch of every rank has been seen: these are the counts of the global batch.
-        let global = sums.reduce(&self.mesh, &self.device)?;
+        let layers = sums.layers_of_stage(&self.mesh, &self.device, &self.moe)?;
         for (index, (info, mut in_flight)) in infos.iter().zip(waiting).enumerate() {
             self.synchronise(index + 1 == infos.len());
-            self.model.set_global_counts(&mut in_flight, &global.layers);
+            self.model.set_global_counts(&mut in_flight, &layers);
             self.with_cx(info, step, |model, cx| model.backward(in_flight, cx))?;
         }
         Ok(())
@@ -223,6 +372,16 @@ impl<T: Trainable> Engine<T> {
         Ok(StepOutcome { loss: sums.loss, grad_norm: report.grad_norm, lr, layers: sums.layers })
     }
 
+    /// How busy the ranks of the pipeline were so far, the same on all ranks, which all call it; none without a
+    /// pipeline.
+    ///
+    /// # Errors
+    /// [`Error::Comm`].
+    pub fn pipeline_use(&self) -> Result<Option<PipelineUse>, Error> {
+        let Some(plan) = &self.pipeline else { return Ok(None) };
+        Ok(Some(self.spent.usage(plan.name(), plan.schedule(), &self.mesh, &self.device)?))
+    }
+
     /// Moves the selection bias of every layer that has one, by the counts before dropping.
     fn update_bias(&mut self, sums: &StepSums) {
         for (index, layer) in self.model.moe_layers_mut() {
@@ -237,14 +396,19 @@ impl<T: Trainable> Engine<T> {
     /// # Errors
     /// A collective or a layer failed.
     pub fn evaluate(&mut self, step: u64, micros: &[TokenBatch]) -> Result<LossSum, Error> {
+        let infos: Vec<TokenInfo> = micros.iter().map(|m| self.tokens(m)).collect::<Result<_, _>>()?;
         let mut loss = LossSum::default();
-        for micro in micros {
-            let info = self.tokens(micro)?;
-            loss.add(self.with_cx(&info, step, |model, cx| model.evaluate(cx))?);
+        if let Some(plan) = self.pipeline.take() {
+            let schedule = plan.forwards(infos.len());
+            let done = self.carry_out(&schedule, step, &infos, &plan, true, None);
+            self.pipeline = Some(plan);
+            loss = done?.0.loss;
+        } else {
+            for info in &infos {
+                loss.add(self.with_cx(info, step, |model, cx| model.evaluate(cx))?);
+            }
         }
         self.params.reshard();
-        let own = [loss.nll_sum, loss.valid_targets as f64];
-        let all = self.mesh.dp_cp().all_reduce_f64(Purpose::Metrics, &self.device, &own, Reduce::Sum)?;
-        Ok(LossSum { nll_sum: all[0], valid_targets: all[1] as u64 })
+        reduce_loss(loss, &self.mesh, &self.device)
     }
 }

@@ -99,7 +99,9 @@ fn a_file_of_another_model_is_refused() {
                 let mut engine = Rank::<f32>::new(golden, &Layout::one(), &context).engine(0.0)?;
                 let before: Vec<_> = engine.params.export().map(|(_, _, values)| values).collect();
                 let file = TensorFile::open(&other.weights)?;
-                let error = load::load_params(&mut engine.params, &Names::new(&golden.hub), &file).err();
+                let whole: Vec<_> = engine.whole().map(|(_, _, spec)| spec.clone()).collect();
+                let names = Names::new(&golden.hub);
+                let error = load::load_params(&mut engine.params, &whole, &names, &file).err();
                 let Some(HubError::Checkpoint(CheckpointError::Mismatch { differences, .. })) = error else {
                     panic!("{} in {}: {error:?}", other.name, golden.name);
                 };

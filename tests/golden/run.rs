@@ -104,7 +104,7 @@ impl<'a, T: Trainable> Rank<'a, T> {
             moe: moe.as_ref(),
             seq_len: self.golden.seq_len(),
             context: plica::config::ContextMethod::Ring,
-            parts: None,
+            pipeline: None,
         };
         let (optimizer, lr) = self.golden.optimizer();
         let settings = StepSettings {

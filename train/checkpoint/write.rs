@@ -12,6 +12,7 @@ use plica_dense::param::piece::pieces;
 use plica_dense::param::{ParamId, ParamSpec, Piece};
 use plica_dense::place::Place;
 use plica_dense::shard::{Kept, ShardOptions, Sharding};
+use plica_folding::axis::Axis;
 use plica_folding::layout::Layout;
 use plica_kernels::{Category, Device, Element, Tensor};
 use safetensors::tensor::{Dtype, View, serialize_to_file};
@@ -21,19 +22,21 @@ use super::CheckpointError;
 /// What is kept of one parameter: the weight itself, or a moment or master copy of it.
 #[derive(Debug)]
 pub struct Entry<E: Element> {
-    /// The parameter.
+    /// The rank of the pipeline that holds the parameter.
+    pub rank_pp: usize,
+    /// The parameter, on that rank.
     pub id: ParamId,
     /// What the file's names end in: "" for the weight, ".m", ".v", ".master".
     pub suffix: &'static str,
-    /// The tensor that keeps this rank's part of it.
-    pub local: Tensor<E>,
+    /// The tensor that keeps this rank's part of it; none on the other ranks of the pipeline.
+    pub local: Option<Tensor<E>>,
 }
 
 /// Who holds what of the parameters of a file.
 #[derive(Clone, Copy, Debug)]
 pub struct Owners<'a> {
-    /// The parameters, by their handles.
-    pub specs: &'a [ParamSpec],
+    /// The parameters of each rank of the pipeline, by their handles.
+    pub specs: &'a [Vec<ParamSpec>],
     /// Factors of the ranks.
     pub layout: &'a Layout,
     /// What is sharded over replicas.
@@ -46,7 +49,7 @@ pub struct Owners<'a> {
 struct Assembly<E: Element> {
     name: String,
     shape: Vec<usize>,
-    local: Tensor<E>,
+    local: Option<Tensor<E>>,
     /// Rank in the world and its piece, ascending.
     parts: Vec<(usize, Piece)>,
 }
@@ -72,13 +75,18 @@ fn plan<E: Element>(
     let Owners { specs, layout, shard, kept } = *owners;
     let one = Place::new(&Layout::one(), 0);
     let places: Vec<Place> = (0..layout.world()).map(|rank| Place::new(layout, rank)).collect();
-    let shardings: Vec<Sharding> =
-        places.iter().map(|place| Sharding::new(specs, place, shard)).collect::<Result<_, _>>()?;
+    let shardings: Vec<Sharding> = places
+        .iter()
+        .map(|place| Sharding::new(&specs[place.coordinate(Axis::Pp)], place, shard))
+        .collect::<Result<_, _>>()?;
     let mut all = Vec::new();
     for entry in entries {
-        let spec = &specs[entry.id.index()];
+        let spec = &specs[entry.rank_pp][entry.id.index()];
+        let brings = |rank: usize| {
+            places[rank].coordinate(Axis::Pp) == entry.rank_pp && shardings[rank].counts(kept, entry.id)
+        };
         let mut parts: HashMap<String, Vec<(usize, Piece)>> = HashMap::new();
-        for (rank, sharding) in shardings.iter().enumerate().filter(|(_, s)| s.counts(kept, entry.id)) {
+        for (rank, sharding) in shardings.iter().enumerate().filter(|(rank, _)| brings(*rank)) {
             let whole = pieces(spec, &places[rank])?;
             for piece in sharding.pieces(kept, entry.id, &whole).into_iter().filter(|p| !p.is_empty()) {
                 parts.entry(piece.name.clone()).or_default().push((rank, piece));
@@ -102,12 +110,19 @@ struct Lazy<'a, E: Element + Message> {
     failed: &'a RefCell<Option<CheckpointError>>,
 }
 
+impl<E: Element> Assembly<E> {
+    /// This rank's values of a piece that it brings.
+    fn own(&self, piece: &Piece) -> Vec<E> {
+        piece.copy_out(self.local.as_ref().expect("a rank holds the pieces that it brings"))
+    }
+}
+
 impl<E: Element + Message> Lazy<'_, E> {
     fn complete(&self) -> Result<Vec<E>, CheckpointError> {
         let mut values = vec![E::default(); self.assembly.shape.iter().product()];
         for (rank, piece) in &self.assembly.parts {
             let part = if *rank == 0 {
-                piece.copy_out(&self.assembly.local)
+                self.assembly.own(piece)
             } else {
                 self.world.receive::<E>(Purpose::Control, self.device, *rank, [piece.len()])?.to_vec()
             };
@@ -186,7 +201,7 @@ pub fn write_named<E: Element + Message>(
     if world.rank() != 0 {
         for assembly in &assemblies {
             for (_, piece) in assembly.parts.iter().filter(|(rank, _)| *rank == world.rank()) {
-                let values = piece.copy_out(&assembly.local);
+                let values = assembly.own(piece);
                 let values = Tensor::from_slice(device, [values.len()], &values, Category::CommBuffer);
                 world.send(Purpose::Control, &values, 0)?;
             }

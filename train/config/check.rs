@@ -4,6 +4,7 @@ mod data;
 mod layout;
 mod model;
 mod moe;
+mod pipeline;
 mod shard;
 mod train;
 
@@ -74,18 +75,25 @@ pub(super) fn check(mut low: LowConfig) -> Result<Config, ConfigErrors> {
     let Some(layout) = layout.filter(|_| check.errors.is_empty()) else {
         return Err(ConfigErrors(check.errors));
     };
-    let micro_batches = low.train.global_batch / (low.train.micro_batch * layout.dp());
+    let micro_batches = (low.train.global_batch / layout.dp()).div_ceil(low.train.micro_batch);
+    let pipeline = pipeline::check(&low, (&model, moe.as_ref()), &layout, micro_batches, &mut check);
+    if !check.errors.is_empty() {
+        return Err(ConfigErrors(check.errors));
+    }
     let train = super::TrainConfig { micro_batches, ..train };
     low.model.vocab = Auto::Value(model.vocab);
     low.model.head_dim = Auto::Value(model.head_dim);
     low.layout.dp = Auto::Value(layout.dp());
+    if let Some(plan) = &pipeline {
+        low.pipeline.chunks = Auto::Value(plan.parts().len() / layout.pp());
+    }
     low.layout.etp = Auto::Value(layout.etp());
     low.layout.ranks_per_node = Auto::Value(layout.ranks_per_node());
     low.train.decay_steps = Auto::Value(train.decay_steps);
     low.data.seed = Auto::Value(data.seed);
     let threads_per_rank = low.layout.threads_per_rank.value().copied();
     let context = low.context.method;
-    Ok(Config { run, model, moe, layout, context, threads_per_rank, shard, train, data, low })
+    Ok(Config { run, model, moe, layout, context, pipeline, threads_per_rank, shard, train, data, low })
 }
 
 fn run(low: &LowConfig, check: &mut Check) -> RunConfig {

@@ -127,6 +127,25 @@ choice!(
     }
 );
 choice!(
+    /// The order in which a pipeline runs its stages and micro-batches.
+    PipelineSchedule {
+        /// All forwards, then all backwards.
+        GPipe = "gpipe",
+        /// One forward, one backward.
+        OneFOneB = "1f1b",
+        /// The same with several chunks a rank.
+        Interleaved = "interleaved",
+        /// Weight gradients fill the drain.
+        ZeroBubbleH1 = "zb-h1",
+        /// Two chunks a rank in a V, backward split.
+        ZeroBubbleV = "zb-v",
+        /// Two chunks a rank in a V, forwards and backwards in pairs.
+        DualPipeV = "dualpipe-v",
+        /// Read from a file.
+        Custom = "custom",
+    }
+);
+choice!(
     /// The learning rate after warm-up.
     Schedule {
         /// Half a cosine down to the minimum.

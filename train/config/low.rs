@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::choice::*;
 use super::low_context::LowContext;
+use super::low_pipeline::LowPipeline;
 use super::low_shard::LowShard;
 
 /// All sections as typed.
@@ -16,6 +17,7 @@ pub(super) struct LowConfig {
     pub(super) moe: LowMoe,
     pub(super) layout: LowLayout,
     pub(super) context: LowContext,
+    pub(super) pipeline: LowPipeline,
     pub(super) shard: LowShard,
     pub(super) train: LowTrain,
     pub(super) data: LowData,

@@ -91,7 +91,7 @@ fn unknown(name: &str) -> ConfigError {
     let inside: Vec<&str> =
         names().filter_map(|field| field.strip_prefix(section)?.strip_prefix('.')).collect();
     let valid = if inside.is_empty() {
-        "sections are run, model, moe, moe.capacity, layout, train, data".to_string()
+        "sections are run, model, moe, moe.capacity, layout, pipeline, train, data".to_string()
     } else {
         format!("fields of [{section}] are {}", inside.join(", "))
     };

@@ -12,6 +12,7 @@ mod error;
 mod fields;
 mod low;
 mod low_context;
+mod low_pipeline;
 mod low_shard;
 mod merge;
 mod nearest;
@@ -21,11 +22,13 @@ mod resolved;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
+mod tests_pipeline;
+#[cfg(test)]
 mod tests_rules;
 
 pub use choice::{
-    Balance, CapacityScope, ContextMethod, Dispatch, DropPolicy, Precision, QkNorm, Recompute, Schedule,
-    Score, ScoreOrder, Selection,
+    Balance, CapacityScope, ContextMethod, Dispatch, DropPolicy, PipelineSchedule, Precision, QkNorm,
+    Recompute, Schedule, Score, ScoreOrder, Selection,
 };
 pub use decimal::Decimal;
 pub use error::{ConfigError, ConfigErrors};
@@ -48,6 +51,8 @@ pub struct Config {
     pub layout: plica_folding::Layout,
     /// How the ranks of CP share attention.
     pub context: ContextMethod,
+    /// How the model runs over the pipeline; None: layout.pp = 1.
+    pub pipeline: Option<crate::pipeline::PipelinePlan>,
     /// Compute threads a rank; None: cores / ranks.
     pub threads_per_rank: Option<usize>,
     /// What is sharded over replicas.

@@ -144,7 +144,7 @@ pub struct TrainConfig {
     pub global_batch: usize,
     /// Sequences a forward pass of one rank.
     pub micro_batch: usize,
-    /// Micro-batches a rank and step: global_batch / (micro_batch * dp).
+    /// Micro-batches a rank and step: global_batch / dp / micro_batch, rounded up (the last one may be smaller).
     pub micro_batches: usize,
     /// Tokens a sequence.
     pub seq_len: usize,

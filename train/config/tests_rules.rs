@@ -192,7 +192,7 @@ fn s20_mesh_arithmetic_comes_from_folding() {
         // Megatron#1628: global batch 4, micro-batch 1 on 8 data-parallel ranks.
         (
             "layout.ranks=8 moe.experts=8 layout.ep=4 layout.etp=1 train.global_batch=4",
-            "layout: global batch = 4 is not divisible by micro batch·DP = 1·8",
+            "layout: global batch = 4 must be divisible by DP = 8 (4 % 8 = 4) and at least micro batch·DP = 1·8",
         ),
         (
             "layout.ranks=4 layout.cp=4 context.method=ulysses",
@@ -200,7 +200,6 @@ fn s20_mesh_arithmetic_comes_from_folding() {
              leave 2 a rank, which do not divide over layout.cp = 4",
         ),
         ("layout.ranks=4 layout.cp=3", "layout: attention mesh: TP·CP·PP = 1·3·1 = 3"),
-        ("layout.ranks=2 layout.pp=2", "layout.pp = 2: running a pipeline comes with a later release"),
     ]);
 }
 
@@ -211,18 +210,22 @@ const REPORTED: &[(&str, &str, &[&str])] = &[
     ("ms-swift#5737",
      "model.heads=8 model.kv_heads=8 model.layers=30 layout.ranks=64 layout.tp=8 layout.pp=4 layout.ep=16 layout.etp=1 \
       moe.experts=128 train.micro_batch=2 train.global_batch=16",
-     &["layout.pp = 4: running a pipeline"]),
+     &[]),
     ("ms-swift#5737 on 320 ranks: DP 10",
      "model.heads=8 model.kv_heads=8 model.layers=30 layout.ranks=320 layout.tp=8 layout.pp=4 layout.ep=16 layout.etp=1 \
       moe.experts=128 train.micro_batch=2 train.global_batch=16",
-     &["layout.pp = 4: running a pipeline", "layout: global batch = 16 is not divisible by micro batch·DP = 2·10"]),
+     &["layout: global batch = 16 must be divisible by DP = 10 (16 % 10 = 6)"]),
     ("NeMo-RL#2319 with ETP 1",
      "layout.ranks=8 layout.tp=2 layout.ep=4 layout.etp=1 moe.experts=256 model.layers=40", &[]),
     ("NeMo-RL#2319 with ETP 2",
      "layout.ranks=8 layout.tp=2 layout.ep=4 layout.etp=2 moe.experts=256 model.layers=40", &[]),
-    ("Speech#14838: only the stages are refused, the meshes are valid",
-     "layout.ranks=4 layout.pp=2 layout.ep=2 layout.etp=1 moe.experts=8 train.global_batch=512 model.layers=48",
-     &["layout.pp = 2: running a pipeline"]),
+    ("Speech#14838: a valid mesh, also with 24 stages a rank of one layer each",
+     "layout.ranks=4 layout.pp=2 layout.ep=2 layout.etp=1 moe.experts=8 train.global_batch=512 model.layers=48 \
+      pipeline.schedule=interleaved pipeline.chunks=24", &[]),
+    ("Speech#14838 with 40 layers: they do not divide over the 48 virtual stages",
+     "layout.ranks=4 layout.pp=2 layout.ep=2 layout.etp=1 moe.experts=8 train.global_batch=512 model.layers=40 \
+      pipeline.schedule=interleaved pipeline.chunks=24",
+     &["layout: layers = 40 is not divisible by PP·V = 2·24 = 48 (40 % 48 = 40)", "pipeline.layers = []: 40 layers over 48 stages"]),
     ("Megatron#1628, EP 4", "layout.ranks=8 layout.ep=4 layout.etp=1 moe.experts=8 train.global_batch=8", &[]),
     ("Megatron#1628, ETP 4", "layout.ranks=8 layout.ep=1 layout.etp=4 moe.experts=8 train.global_batch=8", &[]),
     ("Megatron-Bridge#546 on 4 ranks",
@@ -231,8 +234,8 @@ const REPORTED: &[(&str, &str, &[&str])] = &[
      "model.heads=8 model.kv_heads=8 layout.ranks=8 layout.tp=4 layout.ep=4 layout.etp=1 moe.experts=8", &[]),
     ("KempnerForge#202", "layout.ranks=2 layout.ep=2 moe.experts=4 run.checkpoint_every=4", &[]),
     ("marin#8953",
-     "layout.ranks=32 layout.pp=4 layout.ep=8 layout.etp=1 moe.experts=64 moe.capacity.factor=2 model.layers=26 moe.top_k=4",
-     &["layout.pp = 4: running a pipeline"]),
+     "layout.ranks=32 layout.pp=4 layout.ep=8 layout.etp=1 moe.experts=64 moe.capacity.factor=2 model.layers=26 moe.top_k=4 \
+      train.global_batch=64", &[]),
     ("TransformerEngine#1930: 10 tokens over 2 * CP 2 are filled up to 12", "layout.ranks=2 layout.cp=2 train.seq_len=10",
      &[]),
     ("LlamaFactory#1998", "layout.ranks=8 layout.ep=8 moe.experts=8 moe.order=topk-softmax train.micro_batch=1", &[]),

@@ -4,7 +4,7 @@
 
 use plica_dense::optim::State;
 use plica_dense::param::Piece;
-use plica_dense::{Optimizer, Params, Trainable};
+use plica_dense::{Optimizer, ParamSpec, Params, Trainable};
 
 use super::{HubError, Names};
 use crate::checkpoint::read::{Expected, TensorFile, expected};
@@ -14,24 +14,25 @@ use crate::step::Engine;
 ///
 /// # Errors
 /// A parameter that is no part of the published model, or that cannot be cut.
-pub fn expected_tensors<T: Trainable>(params: &Params<T>, names: &Names) -> Result<Expected, HubError> {
-    let specs: Vec<_> = params.ids().map(|id| params.spec(id).clone()).collect();
-    let own = expected(&specs, "")?;
+pub fn expected_tensors(specs: &[ParamSpec], names: &Names) -> Result<Expected, HubError> {
+    let own = expected(specs, "")?;
     let hub = names.hub_all(own.keys().map(String::as_str))?;
     Ok(hub.into_iter().map(str::to_string).zip(own.values().cloned()).collect())
 }
 
-/// Fills the parameters of a rank; their optimizer state is not touched (see [`load_engine`]).
+/// Fills the parameters of a rank, which are all of `whole` or some; their optimizer state is not touched (see
+/// [`load_engine`]).
 ///
 /// # Errors
 /// Tensors that are missing, not of this model, of another shape or no floats: all are listed and nothing is
 /// changed.
 pub fn load_params<T: Trainable>(
     params: &mut Params<T>,
+    whole: &[ParamSpec],
     names: &Names,
     file: &TensorFile,
 ) -> Result<(), HubError> {
-    file.check(&expected_tensors(params, names)?)?;
+    file.check(&expected_tensors(whole, names)?)?;
     params.import(|_, piece| Ok(file.piece::<T>(&renamed(piece, names)?, "")?))
 }
 
@@ -44,7 +45,8 @@ pub fn load_engine<T: Trainable>(
     names: &Names,
     file: &TensorFile,
 ) -> Result<(), HubError> {
-    load_params(&mut engine.params, names, file)?;
+    let whole: Vec<ParamSpec> = engine.whole().map(|(_, _, spec)| spec.clone()).collect();
+    load_params(&mut engine.params, &whole, names, file)?;
     engine.optimizer = Optimizer::new(*engine.optimizer.config(), &engine.params);
     let zero = <T::Acc as Default>::default();
     engine.optimizer.import(&engine.params, |_, state, piece| match state {

@@ -17,13 +17,19 @@ use crate::step::Engine;
 /// # Errors
 /// A parameter that is no part of the published model; the file system said no; another rank is gone.
 pub fn save_engine<T: Trainable>(engine: &Engine<T>, names: &Names, path: &Path) -> Result<(), HubError> {
-    let params = &engine.params;
-    super::load::expected_tensors(params, names)?;
-    let entry = |id| Entry { id, suffix: "", local: params.held(id).tensor };
-    let entries: Vec<Entry<T>> = params.ids().map(entry).collect();
-    let specs: Vec<ParamSpec> = params.ids().map(|id| params.spec(id).clone()).collect();
+    let (params, specs) = (&engine.params, &engine.declared);
+    let whole: Vec<ParamSpec> = engine.whole().map(|(_, _, spec)| spec.clone()).collect();
+    super::load::expected_tensors(&whole, names)?;
+    let own = |rank_pp| engine.mesh.coordinates().pp == rank_pp;
+    let entry = |(rank_pp, id, _)| Entry {
+        rank_pp,
+        id,
+        suffix: "",
+        local: own(rank_pp).then(|| params.held(id).tensor),
+    };
+    let entries: Vec<Entry<T>> = engine.whole().map(entry).collect();
     let (layout, world) = (engine.mesh.layout(), engine.mesh.world());
-    let owners = Owners { specs: &specs, layout, shard: params.sharding().options(), kept: Kept::Weight };
+    let owners = Owners { specs, layout, shard: params.sharding().options(), kept: Kept::Weight };
     let rename = |own: &str| names.hub(own).expect("all names were looked up").to_string();
     let naming = Naming { rename: &rename, metadata: &[("format", "pt")] };
     Ok(write_named(path, &entries, &owners, world, &engine.device, &naming)?)

@@ -45,7 +45,7 @@ fn names_cover_the_declared_parameters_both_ways() {
             let mut specs = ParamSpecs::new();
             let context = crate::config::ContextMethod::Ring;
             let plan =
-                ModelPlan { model: &hub.model, moe: hub.moe.as_ref(), seq_len: 4, context, parts: None };
+                ModelPlan { model: &hub.model, moe: hub.moe.as_ref(), seq_len: 4, context, pipeline: None };
             build::<f32>(&plan, &Mesh::single(&device), &device, &mut specs).expect("a model");
             let names = Names::new(&hub);
             let declared: BTreeSet<String> =

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use plica_comm::Mesh;
 use plica_dense::attention::AttentionConfig;
 use plica_dense::{
-    Attention, Block, ContextMethod, Embedding, Error, Head, Init, Mlp, Norm, ParamSpecs, Place, QkNorm,
-    Trainable,
+    Attention, Block, ContextMethod, Embedding, Error, Head, Init, Mlp, Norm, ParamSpec, ParamSpecs, Place,
+    QkNorm, Trainable,
 };
 use plica_dispatch::{
     AllGather, AllToAll, Capacity, Direct, Dispatcher, ExpertGroups, Factor, Local, Policy,
@@ -28,6 +28,7 @@ use super::part::Part;
 use crate::config::{
     self, Balance, CapacityScope, Dispatch, DropPolicy, Force, ModelConfig, Score, ScoreOrder,
 };
+use crate::pipeline::PipelinePlan;
 
 /// What a model is built from.
 #[derive(Clone, Copy, Debug)]
@@ -40,8 +41,8 @@ pub struct ModelPlan<'a> {
     pub seq_len: usize,
     /// How the ranks of the context axis share attention.
     pub context: config::ContextMethod,
-    /// The model parts of this rank by rising stage; none: it holds the whole model.
-    pub parts: Option<&'a [Part]>,
+    /// How the model is cut over a pipeline; none: every rank holds all layers.
+    pub pipeline: Option<&'a PipelinePlan>,
 }
 
 /// Declares the parameters of a rank's parts and builds their layers.
@@ -54,16 +55,47 @@ pub fn build<T: Trainable>(
     device: &Device,
     specs: &mut ParamSpecs,
 ) -> Result<Model<T>, Error> {
-    let whole = [Part::whole(plan.model.layers)];
-    let frequencies = rope_frequencies(plan.model.head_dim, plan.model.rope_theta, None);
-    let rope = Arc::new(RopeTable::<T::Acc>::new(device, &frequencies, 0..plan.seq_len as i32));
-    let mut builder = Builder { plan, mesh, place: Place::new(mesh.layout(), mesh.rank()), rope, specs };
-    let mut model = Model { chunks: Vec::new() };
-    for part in plan.parts.unwrap_or(&whole) {
-        let chunk = builder.chunk(part, model.chunks.first().and_then(|first| first.embedding))?;
-        model.chunks.push(chunk);
+    let parts = match plan.pipeline {
+        Some(pipeline) => pipeline.parts_of(mesh.coordinates().pp),
+        None => vec![Part::whole(plan.model.layers)],
+    };
+    Ok(Model { chunks: chunks(plan, &parts, mesh, device, specs)? })
+}
+
+/// What every rank of the pipeline declares, in the order of its handles; `own` is this rank's.
+///
+/// # Errors
+/// Sizes that do not fit the layout.
+pub fn declare_all(
+    plan: &ModelPlan<'_>,
+    mesh: &Mesh,
+    device: &Device,
+    own: &ParamSpecs,
+) -> Result<Vec<Vec<ParamSpec>>, Error> {
+    let Some(pipeline) = plan.pipeline else { return Ok(vec![own.list().to_vec()]) };
+    let ranks = 0..pipeline.schedule().ranks().len();
+    let specs = ranks.map(|rank_pp| {
+        let mut specs = ParamSpecs::new();
+        chunks::<f32>(plan, &pipeline.parts_of(rank_pp), mesh, device, &mut specs)?;
+        Ok(specs.list().to_vec())
+    });
+    specs.collect()
+}
+
+fn chunks<T: Trainable>(
+    plan: &ModelPlan<'_>,
+    parts: &[Part],
+    mesh: &Mesh,
+    device: &Device,
+    specs: &mut ParamSpecs,
+) -> Result<Vec<Chunk<T>>, Error> {
+    let mut builder = Builder::new(plan, mesh, device, specs);
+    let mut chunks: Vec<Chunk<T>> = Vec::new();
+    for part in parts {
+        let held = chunks.first().and_then(|first| first.embedding);
+        chunks.push(builder.chunk(part, held)?);
     }
-    Ok(model)
+    Ok(chunks)
 }
 
 /// What every layer is built with.
@@ -75,7 +107,18 @@ struct Builder<'a, T: Trainable> {
     specs: &'a mut ParamSpecs,
 }
 
-impl<T: Trainable> Builder<'_, T> {
+impl<'a, T: Trainable> Builder<'a, T> {
+    fn new(
+        plan: &'a ModelPlan<'a>,
+        mesh: &'a Mesh,
+        device: &Device,
+        specs: &'a mut ParamSpecs,
+    ) -> Builder<'a, T> {
+        let frequencies = rope_frequencies(plan.model.head_dim, plan.model.rope_theta, None);
+        let rope = Arc::new(RopeTable::<T::Acc>::new(device, &frequencies, 0..plan.seq_len as i32));
+        Builder { plan, mesh, place: Place::new(mesh.layout(), mesh.rank()), rope, specs }
+    }
+
     fn init(&self) -> Init {
         Init::Normal { std: self.plan.model.init_std }
     }

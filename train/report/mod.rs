@@ -6,6 +6,7 @@ pub mod curve;
 pub mod heatmap;
 pub mod human;
 pub mod line_plot;
+pub mod pipeline;
 pub mod run;
 pub(crate) mod svg;
 pub mod table;

@@ -2,8 +2,10 @@
 
 use plica_dense::shard::ShardReport;
 
+use super::pipeline::pipeline_table;
 use super::tables::{LayerLoad, MemoryUse, bytes_table, load_table, memory_table, shard_table, time_table};
 use super::{Series, human, terminal_curve};
+use crate::pipeline::PipelineUse;
 
 /// The numbers of a finished run. Empty lists are left out of the page.
 #[derive(Debug, Clone, Default)]
@@ -38,6 +40,8 @@ pub struct RunReport {
     pub shard: Option<ShardReport>,
     /// Expert load over the last steps.
     pub load: Vec<LayerLoad>,
+    /// How busy the ranks of the pipeline were; none without one.
+    pub pipeline: Option<PipelineUse>,
 }
 
 impl RunReport {
@@ -70,6 +74,7 @@ impl RunReport {
         let total_ns = (self.seconds.max(0.0) * 1e9) as u64;
         let parts = [
             (!self.phases.is_empty()).then(|| time_table(&self.phases, total_ns)),
+            self.pipeline.as_ref().map(pipeline_table),
             (!self.bytes.is_empty()).then(|| bytes_table(&self.bytes, self.steps)),
             (!self.memory.is_empty()).then(|| memory_table(&self.memory)),
             self.shard.as_ref().map(shard_table),

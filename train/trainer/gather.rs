@@ -62,7 +62,7 @@ pub(super) fn add_to_window(window: &mut Vec<LayerWindow>, layers: &[(usize, Moe
 pub(super) fn add_load(record: &mut StepRecord, layers: &[(usize, MoeReport)], config: &Config) {
     let Some(moe) = config.moe.as_ref().filter(|_| !layers.is_empty()) else { return };
     let scale = BatchScale {
-        micro_batches: (config.train.global_batch / config.train.micro_batch) as u64,
+        micro_batches: (config.train.micro_batches * config.layout.dp()) as u64,
         sequences: config.train.global_batch as u64,
         tokens: layers[0].1.tokens,
     };

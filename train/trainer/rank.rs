@@ -31,7 +31,7 @@ pub fn engine<T: Trainable>(context: &RankContext, config: &Config) -> Result<En
         moe: config.moe.as_ref(),
         seq_len: config.train.seq_len,
         context: config.context,
-        parts: None,
+        pipeline: config.pipeline.as_ref(),
     };
     let optimizer = OptimizerConfig {
         beta1: config.train.betas.0,
@@ -228,6 +228,7 @@ impl<T: Trainable> Rank<'_, T> {
         let config = self.shared.config;
         let sums = gather::rank_sums(&self.engine, counted)?;
         let memory = gather::memory(&self.engine, &self.peak, &self.after_step)?;
+        let pipeline = self.engine.pipeline_use()?;
         let Some(screen) = self.screen.take() else { return Ok(None) };
         let report = RunReport {
             name: config.run.name.clone(),
@@ -256,6 +257,7 @@ impl<T: Trainable> Rank<'_, T> {
                 self.engine.params.sharding().report(weight, accumulator)
             }),
             load: gather::layer_loads(&self.window, config),
+            pipeline,
             ..RunReport::default()
         };
         screen.finish()?;

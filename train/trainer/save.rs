@@ -4,10 +4,11 @@
 
 use std::collections::BTreeMap;
 
+use plica_comm::{Purpose, Reduce};
+use plica_dense::Trainable;
 use plica_dense::optim::State;
 use plica_dense::param::{ParamSpec, Piece};
 use plica_dense::shard::Kept;
-use plica_dense::{ParamId, Trainable};
 use serde_json::{Value, json};
 
 use crate::checkpoint::read::{Expected, TensorFile, expected};
@@ -67,17 +68,27 @@ fn suffix(state: State) -> &'static str {
     }
 }
 
+/// Every parameter of the model.
 fn specs<T: Trainable>(engine: &Engine<T>) -> Vec<ParamSpec> {
-    engine.params.ids().map(|id| engine.params.spec(id).clone()).collect()
+    engine.whole().map(|(_, _, spec)| spec.clone()).collect()
 }
 
-/// Selection biases by name.
-fn buffers<T: Trainable>(engine: &Engine<T>) -> BTreeMap<String, Vec<f64>> {
-    engine
-        .model
-        .moe_layers()
-        .filter_map(|(layer, moe)| Some((buffer_name(layer), moe.router().bias_e()?.to_vec())))
-        .collect()
+/// Selection biases of all layers by name; those of other stages come from their ranks. Every rank calls it.
+fn buffers<T: Trainable>(engine: &Engine<T>) -> Result<BTreeMap<String, Vec<f64>>, CheckpointError> {
+    let (layers, experts) = engine.biases();
+    let mut own = vec![0.0; layers.len() * experts];
+    for (layer, moe) in engine.model.moe_layers() {
+        if let (Some(bias), Some(at)) = (moe.router().bias_e(), layers.iter().position(|l| *l == layer)) {
+            own[at * experts..][..experts].copy_from_slice(bias);
+        }
+    }
+    // Each layer is on one rank of the pipeline, so its sum over them is its own value.
+    let all = match layers.is_empty() {
+        true => own,
+        false => engine.mesh.pp().all_reduce_f64(Purpose::Control, &engine.device, &own, Reduce::Sum)?,
+    };
+    let named = layers.iter().zip(all.chunks(experts.max(1)));
+    Ok(named.map(|(layer, bias)| (buffer_name(*layer), bias.to_vec())).collect())
 }
 
 fn buffer_name(layer: usize) -> String {
@@ -98,22 +109,30 @@ pub fn save_state<T: Trainable>(
     let (layout, world) = (engine.mesh.layout(), engine.mesh.world());
     let draft = if world.rank() == 0 { Some(store.begin(step)?) } else { None };
     let path = |name: &str| draft.as_ref().map_or_else(|| name.into(), |d| d.path(name));
-    let (params, specs) = (&engine.params, specs(engine));
-    let owners = |kept| Owners { specs: &specs, layout, shard: params.sharding().options(), kept };
-    let weight = |id| Entry { id, suffix: "", local: params.held(id).tensor };
-    let weights: Vec<Entry<T>> = params.ids().map(weight).collect();
+    let (params, specs) = (&engine.params, &engine.declared);
+    let owners = |kept| Owners { specs, layout, shard: params.sharding().options(), kept };
+    let own = |rank_pp| engine.mesh.coordinates().pp == rank_pp;
+    let weight = |(rank_pp, id, _)| Entry {
+        rank_pp,
+        id,
+        suffix: "",
+        local: own(rank_pp).then(|| params.held(id).tensor),
+    };
+    let weights: Vec<Entry<T>> = engine.whole().map(weight).collect();
     write_tensors(&path(MODEL), &weights, &owners(Kept::Weight), world, &engine.device)?;
-    let of = |id: ParamId| {
+    let of = |(rank_pp, id, _)| {
         engine.optimizer.states().iter().map(move |state| Entry {
+            rank_pp,
             id,
             suffix: suffix(*state),
-            local: engine.optimizer.held(params, *state, id).tensor,
+            local: own(rank_pp).then(|| engine.optimizer.held(params, *state, id).tensor),
         })
     };
-    let state: Vec<Entry<T::Acc>> = params.ids().flat_map(of).collect();
+    let state: Vec<Entry<T::Acc>> = engine.whole().flat_map(of).collect();
     write_tensors(&path(OPTIMIZER), &state, &owners(Kept::State), world, &engine.device)?;
+    let buffers = buffers(engine)?;
     let Some(draft) = draft else { return Ok(()) };
-    write_buffers(&draft.path(BUFFERS), &buffers(engine))?;
+    write_buffers(&draft.path(BUFFERS), &buffers)?;
     let state: serde_json::Map<String, Value> =
         identity(config, data).into_iter().map(|(name, value)| (name.to_string(), value)).collect();
     draft.commit(store, Value::Object(state))?;
@@ -167,7 +186,9 @@ impl Files {
         for state in engine.optimizer.states() {
             of_optimizer.extend(names(suffix(*state))?);
         }
-        let of_buffers: Expected = buffers(engine).into_iter().map(|(k, v)| (k, vec![v.len()])).collect();
+        let (layers, experts) = engine.biases();
+        let of_buffers: Expected =
+            layers.into_iter().map(|layer| (buffer_name(layer), vec![experts])).collect();
         let open = |name: &str| TensorFile::open(&found.folder.join(name));
         Ok(Files {
             model: (open(MODEL)?, names("")?),

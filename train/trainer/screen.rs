@@ -35,12 +35,15 @@ pub(super) fn layout_text(config: &Config) -> String {
         cp => format!(" · cp {cp} ({})", context_text(config)),
     };
     let attention = format!("tp {}{context} · dp {}", layout.tp(), layout.dp());
+    let pipeline = config.pipeline.as_ref().map_or(String::new(), |plan| {
+        format!(", {} ({} of {} stages)", part("pp", layout.pp()), plan.name(), plan.parts().len())
+    });
     if config.moe.is_none() {
-        return format!("{} rank(s), {attention}", layout.world());
+        return format!("{} rank(s), {attention}{pipeline}", layout.world());
     }
     let experts = [("etp", layout.etp()), ("ep", layout.ep()), ("edp", layout.edp())];
     let experts = experts.map(|(n, s)| part(n, s)).join(" · ");
-    format!("{} rank(s), attention {attention}, experts {experts}", layout.world())
+    format!("{} rank(s), attention {attention}, experts {experts}{pipeline}", layout.world())
 }
 
 /// How sequences are shared, and how far they are filled up for it.

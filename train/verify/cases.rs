@@ -4,6 +4,7 @@
 use plica_folding::layout::Layout;
 use plica_folding::search::{Limits, enumerate};
 
+use super::pipeline::pipeline_cases;
 use super::sharded;
 
 mod context;
@@ -83,7 +84,7 @@ pub struct Filter {
 const DISPATCHERS: [&str; 3] = ["all-to-all", "all-gather", "direct"];
 
 /// (name, settings that change what is computed).
-const DROPS: [(&str, &[&str]); 5] = [
+pub(super) const DROPS: [(&str, &[&str]); 5] = [
     ("dropless", &[]),
     ("probs", &["moe.capacity.factor=\"0.75\"", "moe.capacity.policy=probability"]),
     ("position", &["moe.capacity.factor=\"0.75\"", "moe.capacity.policy=position"]),
@@ -189,6 +190,7 @@ pub fn all_cases(world: usize, filter: &Filter) -> Vec<Case> {
     let limits = Limits { cp: 1, pp: 1, ..Limits::default() };
     let layouts = enumerate(world, &limits);
     let mut cases: Vec<Case> = layouts.iter().flat_map(|layout| grid(world, layout)).collect();
+    cases.extend(pipeline_cases(world));
     cases.extend(TRAPS.iter().flat_map(|trap| traps(world, trap, &layouts)));
     cases.extend(sharded::cases(world));
     cases.extend(context::cases(world));
@@ -199,11 +201,11 @@ pub fn all_cases(world: usize, filter: &Filter) -> Vec<Case> {
     cases
 }
 
-fn layout_text(layout: &Layout) -> String {
+pub(super) fn layout_text(layout: &Layout) -> String {
     format!("tp{} dp{} | etp{} ep{} edp{}", layout.tp(), layout.dp(), layout.etp(), layout.ep(), layout.edp())
 }
 
-fn layout_settings(world: usize, layout: &Layout) -> Vec<String> {
+pub(super) fn layout_settings(world: usize, layout: &Layout) -> Vec<String> {
     let sizes = [("ranks", world), ("tp", layout.tp()), ("dp", layout.dp())];
     let experts = [("ep", layout.ep()), ("etp", layout.etp())];
     sizes.iter().chain(&experts).map(|(name, size)| format!("layout.{name}={size}")).collect()

@@ -1,11 +1,12 @@
 //! `plica verify`: the same small model, seed and data, trained a few steps in f64 under every legal layout of a
-//! world, with every dispatcher, drop policy and recomputation choice, and compared with one rank: the loss, every
-//! gradient and every updated weight. Known traps of other systems are named cases. Sharded state
-//! has cases of its own. Leaves out CP and PP, which the run refuses as yet.
+//! world, with every dispatcher, drop policy and recomputation choice, every pipeline schedule and every way to shard
+//! state, and compared with one rank: the loss, every gradient and every updated weight. Known traps of other systems
+//! are named cases. Leaves out CP, which the run refuses as yet.
 
 mod batch;
 mod cases;
 mod compare;
+mod pipeline;
 mod sharded;
 mod table;
 

@@ -32,6 +32,8 @@ pub enum Phase {
     TpComm,
     /// Exchanges of context parallelism: waiting for keys, values, their gradients, and gathered decisions.
     CpComm,
+    /// Waiting for rows from another stage of the pipeline.
+    PipelineWait,
     /// Weight gradients that were put off.
     WeightGradient,
     /// Complete weights from their shards.
@@ -48,7 +50,7 @@ pub enum Phase {
 
 impl Phase {
     /// All phases, in the order of the tables.
-    pub const ALL: [Phase; 18] = [
+    pub const ALL: [Phase; 19] = [
         Phase::Embedding,
         Phase::Norm,
         Phase::Attention,
@@ -61,6 +63,7 @@ impl Phase {
         Phase::Loss,
         Phase::TpComm,
         Phase::CpComm,
+        Phase::PipelineWait,
         Phase::WeightGradient,
         Phase::WeightGather,
         Phase::GradientReduction,
@@ -84,6 +87,7 @@ impl Phase {
             Phase::Loss => "loss",
             Phase::TpComm => "tp communication",
             Phase::CpComm => "cp communication",
+            Phase::PipelineWait => "pipeline wait",
             Phase::WeightGradient => "weight gradient",
             Phase::WeightGather => "weight gather",
             Phase::GradientReduction => "gradient reduction",

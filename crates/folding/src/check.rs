@@ -5,7 +5,7 @@
 //! | heads, kv heads, dense ffn, shared-expert ffn | TP |
 //! | expert ffn | ETP |
 //! | experts | EP |
-//! | global batch | micro batch · DP |
+//! | global batch | DP; at least micro batch · DP |
 //! | sequence length | 2·CP (CP > 1), and TP with sequence parallelism |
 //!
 //! Layers need not divide by PP (8, 8, 7, 7 is legal), but no stage may be empty. A vocabulary that does not
@@ -78,10 +78,11 @@ impl Layout {
         if errors.is_empty() { Ok(()) } else { Err(errors) }
     }
 
-    /// Micro-batches that each data-parallel rank runs in one step: global batch / (micro batch · DP).
+    /// Micro-batches that each data-parallel rank runs in one step: global batch / DP in parts of `micro_batch`, of
+    /// which the last one may be smaller. So every data-parallel rank runs as many, of the same sizes.
     ///
     /// # Errors
-    /// Zero sizes, overflow, or a batch that does not divide.
+    /// Zero sizes, overflow, a batch that does not divide over DP or fills no micro-batch.
     pub fn micro_batch_count(&self, global_batch: usize, micro_batch: usize) -> Result<usize, LayoutError> {
         for (name, value) in [("global_batch", global_batch), ("micro_batch", micro_batch)] {
             if value == 0 {
@@ -89,13 +90,16 @@ impl Layout {
             }
         }
         let dp = self.dp();
-        let Some(step) = micro_batch.checked_mul(dp) else {
+        let Some(least) = micro_batch.checked_mul(dp) else {
             return Err(LayoutError::Overflow { product: format!("micro batch·DP = {micro_batch}·{dp}") });
         };
-        if global_batch.is_multiple_of(step) {
-            return Ok(global_batch / step);
+        if global_batch >= least && global_batch.is_multiple_of(dp) {
+            return Ok((global_batch / dp).div_ceil(micro_batch));
         }
-        let remedy = multiples("global batch", step, global_batch).unwrap_or_else(|| "a smaller DP".into());
+        let remedy = match global_batch < least {
+            true => format!("global batch {least}"),
+            false => multiples("global batch", dp, global_batch).unwrap_or_else(|| "a smaller DP".into()),
+        };
         Err(LayoutError::Batch { global_batch, micro_batch, dp, remedy })
     }
 

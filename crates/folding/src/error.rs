@@ -191,10 +191,10 @@ pub enum LayoutError {
         /// Its size.
         size: usize,
     },
-    /// A global batch that does not fill whole micro-batches on every data-parallel rank.
+    /// A global batch that does not divide over the data-parallel ranks, or is too small for a micro-batch on each.
     #[error(
-        "global batch = {global_batch} is not divisible by micro batch·DP = {micro_batch}·{dp} = {} \
-         ({global_batch} % {0} = {}); nearest valid: {remedy}", .micro_batch * .dp, .global_batch % (.micro_batch * .dp)
+        "global batch = {global_batch} must be divisible by DP = {dp} ({global_batch} % {dp} = {}) and at least micro \
+         batch·DP = {micro_batch}·{dp} = {}; nearest valid: {remedy}", .global_batch % .dp, .micro_batch * .dp
     )]
     Batch {
         /// Sequences of one optimizer step, all ranks.

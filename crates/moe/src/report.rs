@@ -91,6 +91,11 @@ impl MoeReport {
         }
     }
 
+    /// Numbers of a packed report of a layer of `experts` experts.
+    pub const fn packed_len(experts: usize) -> usize {
+        4 * experts + 6
+    }
+
     /// The report as plain numbers, for one all-reduce over ranks; [`MoeReport::unpack`] reads it back.
     pub fn pack(&self) -> Vec<f64> {
         let integers = [&self.counts_e, &self.kept_e, &self.balance_counts_e];
@@ -112,7 +117,11 @@ impl MoeReport {
     /// # Panics
     /// When there are not as many numbers as a layer of `experts` experts packs.
     pub fn unpack(numbers: &[f64], experts: usize) -> MoeReport {
-        assert_eq!(numbers.len(), 4 * experts + 6, "numbers of a packed report of {experts} experts");
+        assert_eq!(
+            numbers.len(),
+            MoeReport::packed_len(experts),
+            "numbers of a packed report of {experts} experts"
+        );
         let integers = |part: usize| numbers[part * experts..][..experts].iter().map(|&c| c as i64).collect();
         let last = &numbers[4 * experts..];
         MoeReport {

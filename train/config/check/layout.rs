@@ -11,12 +11,6 @@ use super::Check;
 /// The layout, where its own rules hold.
 pub(super) fn check(low: &LowConfig, model: &ModelConfig, check: &mut Check) -> Option<Layout> {
     let layout = &low.layout;
-    for (field, size, what) in [("layout.pp", layout.pp, "a pipeline")] {
-        if size > 1 {
-            let rule = format!("running {what} comes with a later release (plica mesh already lays it out)");
-            check.error(field, size, rule, format!("write {field} = 1"));
-        }
-    }
     if layout.threads_per_rank.value() == Some(&0) {
         let remedy = "write 1 or more, or \"auto\"";
         check.error("layout.threads_per_rank", 0, "a rank computes on at least one thread", remedy);

@@ -97,6 +97,8 @@ pub struct Grads<T: Float> {
     synchronise: bool,
     /// Units with gradients that were not summed over ranks yet.
     pub(crate) pending: Vec<bool>,
+    /// Units whose sum over ranks waits for weight gradients that were put off.
+    pub(crate) late: Vec<UnitId>,
     /// Sums that were started.
     pub(crate) summing: VecDeque<Summing<T>>,
 }
@@ -121,6 +123,7 @@ impl<T: Float> Grads<T> {
             put_off: None,
             synchronise: false,
             pending: vec![true; sharding.units().len()],
+            late: Vec::new(),
             summing: VecDeque::new(),
             device: device.clone(),
             sharding,
@@ -221,6 +224,7 @@ impl<T: Float> Grads<T> {
         }
         self.open.iter_mut().for_each(|open| *open = None);
         self.pending.fill(true);
+        self.late.clear();
     }
 
     /// From now on units are summed over ranks as their backward ends (true), or gradients of several micro-batches

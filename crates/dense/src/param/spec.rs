@@ -14,6 +14,11 @@ use crate::place::Place;
 pub struct ParamId(pub(crate) usize);
 
 impl ParamId {
+    /// The handle of what a rank declares as number `index`, from 0: also of another rank, for a file that all write.
+    pub fn nth(index: usize) -> ParamId {
+        ParamId(index)
+    }
+
     /// Position in the order of declaration.
     pub fn index(self) -> usize {
         self.0

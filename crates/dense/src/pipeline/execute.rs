@@ -1,9 +1,9 @@
 //! Carries out one rank's row of a lowered schedule. There is no policy here: actions run in the order of the row,
 //! one after the other, on the thread that calls; what an action means is the [`StageRunner`]'s matter. The parts
 //! of an overlapped action run in their order too, so a forward and a backward that a schedule puts together share
-//! one slot but not one moment. Receives are posted ahead of their place in the row, so that a neighbour's rows can
-//! arrive while this rank computes; a receive in the row waits for them. Where an action fails, the error shows the
-//! schedule round the failing action. Leaves out the check of the schedule (`validate`).
+//! one slot but not one moment. A receive is only started where it stands, so that a neighbour's rows can arrive while
+//! this rank computes; the arithmetic that needs them waits before it begins, and its span begins after that. Where
+//! an action fails, the error shows the schedule round it. Leaves out the check of the schedule (`validate`).
 
 use std::fmt::Write;
 
@@ -12,21 +12,19 @@ use crate::pipeline::action::{Action, Kind};
 use crate::pipeline::schedule::Schedule;
 use crate::pipeline::timeline::Timeline;
 
-/// Receives that are posted and not yet taken, at most.
-const POSTED: usize = 2;
 /// Slots that an error shows on either side of the failing action.
 const SHOWN: usize = 5;
 
 /// What the actions of a schedule do on one rank. Stage and micro-batch as in the schedule; a stage that is called
 /// is one of this rank.
 pub trait StageRunner {
-    /// Starts to receive what [`StageRunner::receive_forward`] or [`StageRunner::receive_backward`] will take.
+    /// Waits for what an `F`, `B` or `I` needs from another rank, where its receive was started.
     ///
     /// # Errors
     /// As every other method: a collective or a layer failed.
-    fn post(&mut self, kind: Kind, stage: usize, micro_batch: usize) -> Result<(), Error>;
+    fn wait(&mut self, kind: Kind, stage: usize, micro_batch: usize) -> Result<(), Error>;
 
-    /// Forward of a stage; its input has been received, or a stage of this rank has made it.
+    /// Forward of a stage; its input is there.
     fn forward(&mut self, stage: usize, micro_batch: usize) -> Result<(), Error>;
 
     /// Whole backward of a stage.
@@ -50,13 +48,13 @@ pub trait StageRunner {
     /// Starts to send the output rows of a stage to the rank of the next one.
     fn send_forward(&mut self, stage: usize, micro_batch: usize) -> Result<(), Error>;
 
-    /// Waits for the input rows of a stage.
+    /// Starts to receive the input rows of a stage.
     fn receive_forward(&mut self, stage: usize, micro_batch: usize) -> Result<(), Error>;
 
     /// Starts to send the input gradient of a stage to the rank of the previous one.
     fn send_backward(&mut self, stage: usize, micro_batch: usize) -> Result<(), Error>;
 
-    /// Waits for the gradient of the output rows of a stage.
+    /// Starts to receive the gradient of the output rows of a stage.
     fn receive_backward(&mut self, stage: usize, micro_batch: usize) -> Result<(), Error>;
 }
 
@@ -89,31 +87,21 @@ pub fn execute(
     runner: &mut impl StageRunner,
     timeline: &mut Timeline,
 ) -> Result<(), ExecuteError> {
-    let row = &schedule.ranks()[rank];
-    let receives = row.iter().enumerate().filter_map(|(slot, action)| Some((slot, action.as_ref()?)));
-    let mut to_post = receives.filter(|(_, action)| is_receive(action.kind)).peekable();
-    let (mut posted, mut taken) = (0, 0);
-    for (slot, action) in row.iter().enumerate() {
+    for (slot, action) in schedule.ranks()[rank].iter().enumerate() {
         let Some(action) = action else { continue };
-        while posted < taken + POSTED {
-            let Some((slot, receive)) = to_post.next() else { break };
-            let micro_batch = receive.micro_batch.expect("a receive has a micro-batch");
-            let done = runner.post(receive.kind, receive.stage, micro_batch);
-            done.map_err(|cause| failed(schedule, rank, slot, receive, cause))?;
-            posted += 1;
+        let failed = |cause| failed(schedule, rank, slot, action, cause);
+        for part in action.simple() {
+            if let (Kind::Forward | Kind::Backward | Kind::InputGradient, Some(micro_batch)) =
+                (part.kind, part.micro_batch)
+            {
+                runner.wait(part.kind, part.stage, micro_batch).map_err(failed)?;
+            }
         }
         let start_ns = timeline.now_ns();
-        for part in action.simple() {
-            run(runner, part).map_err(|cause| failed(schedule, rank, slot, action, cause))?;
-        }
+        action.simple().iter().try_for_each(|part| run(runner, part)).map_err(failed)?;
         timeline.end(slot, start_ns);
-        taken += usize::from(is_receive(action.kind));
     }
     Ok(())
-}
-
-fn is_receive(kind: Kind) -> bool {
-    kind.is_transfer() && !kind.is_send()
 }
 
 fn run(runner: &mut impl StageRunner, action: &Action) -> Result<(), Error> {

@@ -58,6 +58,9 @@ pub fn reduce_unit<T: Trainable>(
     plan.unit(unit).ids.iter().for_each(|id| grads.fold(*id));
     if !grads.is_ready(unit) {
         grads.pending[unit.0] = true;
+        if grads.opens() && !grads.late.contains(&unit) {
+            grads.late.push(unit);
+        }
         return Ok(());
     }
     assert!(grads.opens() || grads.pending[unit.0], "{} is summed twice a step", plan.unit(unit).name);
@@ -70,6 +73,26 @@ pub fn reduce_unit<T: Trainable>(
         let behind = usize::from(!group_of(params, mesh, &plan.parts()[part]).shares_memory());
         while grads.summing.len() > behind {
             finish_oldest(params, grads, mesh)?;
+        }
+    }
+    Ok(())
+}
+
+/// Sums over ranks the units whose backward ended while their weight gradients were put off, and whose last one has
+/// run since; so that their complete gradients need not stay until the end of the step.
+///
+/// # Errors
+/// [`Error::Comm`].
+pub fn reduce_late<T: Trainable>(
+    params: &Params<T>,
+    grads: &mut Grads<T>,
+    mesh: &Mesh,
+    phases: &Phases,
+) -> Result<(), Error> {
+    for unit in std::mem::take(&mut grads.late) {
+        match grads.is_ready(unit) {
+            true => reduce_unit(params, grads, mesh, phases, unit)?,
+            false => grads.late.push(unit),
         }
     }
     Ok(())

@@ -125,6 +125,8 @@ fn report_speech_14838() {
     let layout = layout(4, [1, 1, 2, 2, 1]);
     assert_eq!(layout.dp(), 2);
     assert_eq!(layout.micro_batch_count(512, 1), Ok(256));
+    // 256 sequences a data-parallel rank: 85 micro-batches of 3 and one of 1.
+    assert_eq!(layout.micro_batch_count(512, 3), Ok(86));
     assert_eq!(layout.check_chunks(48, 24), Ok(()));
     let text = layout.check_chunks(40, 24).unwrap_err().to_string();
     says(&text, &["layers = 40", "PP·V = 2·24 = 48", "layers 48"]);

@@ -1,0 +1,295 @@
+//! What the actions of a schedule do on one rank: chunks of the model run on micro-batches, rows of shape
+//! [t, d] (this rank's token rows: b·s·h/(t·c) elements a micro-batch) go to the neighbouring stages and come from
+//! them. A send is started where the schedule says, and its end waited for after the last action; a receive is
+//! started where the schedule says, and waited for by the arithmetic that needs it. Stages of one rank hand their rows over without any copy. Every transfer has a tag of
+//! its own, so messages of two directions or stages between the same two ranks cannot be taken for each other.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use plica_comm::{Mesh, Pending, PendingSend, Purpose};
+use plica_dense::pipeline::{Kind, StageRunner};
+use plica_dense::shard::reduce::reduce_late;
+use plica_dense::{Cx, Error, Grads, Params, Phase, Phases, PutOffKey, TokenInfo, Trainable};
+use plica_kernels::{Category, Device, Tensor};
+
+use super::PipelinePlan;
+use super::usage::Spent;
+use crate::model::{InFlight, Model};
+use crate::step::{MoeShape, StepSettings, StepSums};
+
+/// (stage, micro-batch).
+type Place = (usize, usize);
+
+/// The parts of an engine that run.
+pub(crate) struct Run<'a, T: Trainable> {
+    pub(crate) mesh: &'a Mesh,
+    pub(crate) device: &'a Device,
+    pub(crate) model: &'a Model<T>,
+    pub(crate) params: &'a Params<T>,
+    pub(crate) grads: &'a mut Grads<T>,
+    pub(crate) phases: &'a Phases,
+    pub(crate) settings: &'a StepSettings,
+    pub(crate) step: u64,
+}
+
+/// One rank while its row of a schedule is carried out.
+pub(crate) struct Stages<'a, T: Trainable> {
+    run: Run<'a, T>,
+    plan: &'a PipelinePlan,
+    tokens: &'a [TokenInfo],
+    /// Width of the rows.
+    width: usize,
+    /// Forwards alone, without anything kept.
+    evaluates: bool,
+    /// Some: the backwards wait for the counts of the global batch, which are not known yet.
+    global: Option<MoeShape>,
+    /// Input rows that have come.
+    inputs: BTreeMap<Place, Tensor<T>>,
+    /// Output rows to be sent.
+    outputs: BTreeMap<Place, Tensor<T>>,
+    /// Gradients of output rows that have come.
+    gradients: BTreeMap<Place, Tensor<T>>,
+    /// Gradients of input rows to be sent.
+    input_gradients: BTreeMap<Place, Tensor<T>>,
+    /// Started receives.
+    coming: BTreeMap<(Kind, Place), Pending<T>>,
+    in_flight: BTreeMap<Place, InFlight<T>>,
+    sends: Vec<PendingSend>,
+    sums: StepSums,
+    spent: Spent,
+}
+
+impl<'a, T: Trainable> Stages<'a, T> {
+    /// Nothing has run yet. `global`: backwards need the expert counts of the global batch.
+    pub(crate) fn new(
+        run: Run<'a, T>,
+        plan: &'a PipelinePlan,
+        tokens: &'a [TokenInfo],
+        width: usize,
+        evaluates: bool,
+        global: Option<MoeShape>,
+    ) -> Stages<'a, T> {
+        Stages {
+            spent: Spent::new(plan.parts().len()),
+            run,
+            plan,
+            tokens,
+            width,
+            evaluates,
+            global,
+            inputs: BTreeMap::new(),
+            outputs: BTreeMap::new(),
+            gradients: BTreeMap::new(),
+            input_gradients: BTreeMap::new(),
+            coming: BTreeMap::new(),
+            in_flight: BTreeMap::new(),
+            sends: Vec::new(),
+            sums: StepSums::default(),
+        }
+    }
+
+    /// Waits for the ends of all sends; the sums of this rank's stages and the times of its actions.
+    ///
+    /// # Errors
+    /// [`Error::Comm`].
+    ///
+    /// # Panics
+    /// When the schedule has left something undone, which its check excludes.
+    pub(crate) fn finish(self) -> Result<(StepSums, Spent), Error> {
+        let _phase = self.run.phases.enter(Phase::PipelineWait);
+        for send in self.sends {
+            send.finish()?;
+        }
+        assert!(self.in_flight.is_empty(), "a forward without its backward: {:?}", self.in_flight.keys());
+        let waiting = self.run.grads.waiting_keys();
+        assert!(waiting.is_empty(), "put-off weight gradients that no action ran: {waiting:?}");
+        Ok((self.sums, self.spent))
+    }
+
+    fn cx(&mut self, micro_batch: usize) -> (&'a Model<T>, Cx<'_, T>) {
+        let run = &mut self.run;
+        let cx = Cx {
+            mesh: run.mesh,
+            device: run.device,
+            params: run.params,
+            grads: run.grads,
+            tokens: &self.tokens[micro_batch],
+            phases: run.phases,
+            seed: run.settings.seed,
+            step: run.step,
+            recompute: run.settings.recompute,
+        };
+        (run.model, cx)
+    }
+
+    /// Whether the stage before is on another rank.
+    fn enters(&self, stage: usize) -> bool {
+        stage > 0 && self.plan.schedule().leaves_rank(stage - 1)
+    }
+
+    fn run_forward(&mut self, stage: usize, micro_batch: usize) -> Result<(), Error> {
+        let place = (stage, micro_batch);
+        let x_td = self.inputs.remove(&place);
+        let evaluates = self.evaluates;
+        let (model, mut cx) = self.cx(micro_batch);
+        let chunk = model.chunk(stage);
+        let y_td = if evaluates {
+            let (y_td, loss) = chunk.evaluate(x_td, &mut cx)?;
+            self.sums.add(loss, &[]);
+            y_td
+        } else {
+            let (y_td, in_flight) = chunk.forward(x_td, &mut cx)?;
+            self.sums.add(in_flight.loss, &in_flight.reports);
+            self.in_flight.insert(place, in_flight);
+            y_td
+        };
+        let Some(y_td) = y_td else { return Ok(()) };
+        match self.plan.schedule().leaves_rank(stage) {
+            true => self.outputs.insert(place, y_td),
+            false => self.inputs.insert((stage + 1, micro_batch), y_td),
+        };
+        Ok(())
+    }
+
+    fn run_backward(&mut self, stage: usize, micro_batch: usize, put_off: bool) -> Result<(), Error> {
+        self.tell_global_counts()?;
+        let place = (stage, micro_batch);
+        let in_flight = self.in_flight.remove(&place).expect("a backward follows its forward");
+        let dy_td = self.gradients.remove(&place);
+        let (model, mut cx) = self.cx(micro_batch);
+        cx.grads.put_off(put_off.then_some(PutOffKey { stage, micro_batch }));
+        let dx_td = model.chunk(stage).backward(in_flight, dy_td, &mut cx);
+        cx.grads.put_off(None);
+        let Some(dx_td) = dx_td? else { return Ok(()) };
+        match self.enters(stage) {
+            true => self.input_gradients.insert(place, dx_td),
+            false => self.gradients.insert((stage - 1, micro_batch), dx_td),
+        };
+        Ok(())
+    }
+
+    /// Before the first backward of a step with a balance loss over the global batch: all forwards of all ranks of
+    /// these stages have run, so the sums over them are the counts of the global batch.
+    fn tell_global_counts(&mut self) -> Result<(), Error> {
+        let Some(shape) = self.global.take() else { return Ok(()) };
+        let layers = self.sums.layers_of_stage(self.run.mesh, self.run.device, &shape)?;
+        for ((stage, _), in_flight) in &mut self.in_flight {
+            self.run.model.chunk(*stage).set_global_counts(in_flight, &layers);
+        }
+        Ok(())
+    }
+
+    /// The rank that a transfer goes to or comes from, and its tag.
+    fn channel(&self, kind: Kind, (stage, micro_batch): Place) -> (usize, u64) {
+        let stages = self.plan.parts().len();
+        // A transfer is named by the stage that sends.
+        let (source, other, forward) = match kind {
+            Kind::SendForward => (stage, stage + 1, true),
+            Kind::ReceiveForward => (stage - 1, stage - 1, true),
+            Kind::SendBackward => (stage, stage - 1, false),
+            Kind::ReceiveBackward => (stage + 1, stage + 1, false),
+            _ => unreachable!("{kind} is no transfer"),
+        };
+        let tag = ((micro_batch * stages + source) * 2 + usize::from(forward)) as u64;
+        (self.plan.schedule().rank_of_stage(other), tag)
+    }
+
+    fn send(&mut self, kind: Kind, place: Place, rows: Option<Tensor<T>>) -> Result<(), Error> {
+        let rows = rows.expect("a send follows what it sends");
+        let (to, tag) = self.channel(kind, place);
+        self.sends.push(self.run.mesh.pp().send_start(Purpose::Pipeline, &rows, to, tag)?);
+        Ok(())
+    }
+
+    fn receive(&mut self, kind: Kind, place: Place) -> Result<(), Error> {
+        let (from, tag) = self.channel(kind, place);
+        let shape = [self.tokens[place.1].local_range().len(), self.width];
+        let pp = self.run.mesh.pp();
+        let pending = pp.receive_start(Purpose::Pipeline, self.run.device, from, tag, shape)?;
+        self.coming.insert((kind, place), pending);
+        Ok(())
+    }
+
+    /// Runs arithmetic and adds its time.
+    fn timed(
+        &mut self,
+        kind: Kind,
+        stage: usize,
+        work: impl FnOnce(&mut Self) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let started = Instant::now();
+        work(self)?;
+        self.spent.add(kind, stage, started.elapsed());
+        Ok(())
+    }
+}
+
+impl<T: Trainable> StageRunner for Stages<'_, T> {
+    fn wait(&mut self, kind: Kind, stage: usize, micro_batch: usize) -> Result<(), Error> {
+        let place = (stage, micro_batch);
+        let (kind, arrived) = match kind {
+            Kind::Forward => (Kind::ReceiveForward, &mut self.inputs),
+            _ => (Kind::ReceiveBackward, &mut self.gradients),
+        };
+        let Some(pending) = self.coming.remove(&(kind, place)) else { return Ok(()) };
+        let _phase = self.run.phases.enter(Phase::PipelineWait);
+        arrived.insert(place, pending.finish()?.with_category(Category::Activation));
+        Ok(())
+    }
+
+    fn forward(&mut self, stage: usize, micro_batch: usize) -> Result<(), Error> {
+        self.timed(Kind::Forward, stage, |stages| stages.run_forward(stage, micro_batch))
+    }
+
+    fn backward(&mut self, stage: usize, micro_batch: usize) -> Result<(), Error> {
+        self.timed(Kind::Backward, stage, |stages| stages.run_backward(stage, micro_batch, false))
+    }
+
+    fn input_gradient(&mut self, stage: usize, micro_batch: usize) -> Result<(), Error> {
+        self.timed(Kind::InputGradient, stage, |stages| stages.run_backward(stage, micro_batch, true))
+    }
+
+    fn weight_gradient(&mut self, stage: usize, micro_batch: usize) -> Result<(), Error> {
+        self.timed(Kind::WeightGradient, stage, |stages| {
+            let _phase = stages.run.phases.enter(Phase::WeightGradient);
+            stages.run.grads.run_waiting_of(PutOffKey { stage, micro_batch });
+            Ok(())
+        })?;
+        let Run { params, grads, mesh, phases, .. } = &mut self.run;
+        reduce_late(params, grads, mesh, phases)
+    }
+
+    /// Blocks gather their own weights where these are sharded.
+    fn unshard(&mut self, _stage: usize) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Blocks release their own weights.
+    fn reshard(&mut self, _stage: usize) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Gradients are summed over ranks as the backward leaves a unit, or after the last action, as `shard.sync` says.
+    fn reduce_gradient(&mut self, _stage: usize) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn send_forward(&mut self, stage: usize, micro_batch: usize) -> Result<(), Error> {
+        let rows = self.outputs.remove(&(stage, micro_batch));
+        self.send(Kind::SendForward, (stage, micro_batch), rows)
+    }
+
+    fn receive_forward(&mut self, stage: usize, micro_batch: usize) -> Result<(), Error> {
+        self.receive(Kind::ReceiveForward, (stage, micro_batch))
+    }
+
+    fn send_backward(&mut self, stage: usize, micro_batch: usize) -> Result<(), Error> {
+        let rows = self.input_gradients.remove(&(stage, micro_batch));
+        self.send(Kind::SendBackward, (stage, micro_batch), rows)
+    }
+
+    fn receive_backward(&mut self, stage: usize, micro_batch: usize) -> Result<(), Error> {
+        self.receive(Kind::ReceiveBackward, (stage, micro_batch))
+    }
+}
