@@ -101,26 +101,34 @@ impl Sharding {
         }
         let backward = backward_order(&keys);
         let mut plan = Sharding { options: *options, units, parts, seats: Vec::new(), backward };
-        plan.seats =
-            (0..specs.len()).map(|id| plan.seat(ParamId(id), &specs[id], &shapes[id], place)).collect();
+        plan.seats = plan.seats_of(specs, shapes, place);
         Ok(plan)
     }
 
-    fn seat(&self, id: ParamId, spec: &ParamSpec, shape: &[usize], place: &Place) -> Seat {
-        let unit = self.units.iter().position(|u| u.ids.contains(&id)).expect("every parameter has a unit");
-        let (part, index) = self.units[unit]
-            .parts
-            .clone()
-            .find_map(|p| Some((p, self.parts[p].ids.iter().position(|i| *i == id)?)))
-            .expect("every parameter has a part");
-        let run = self.parts[part].own_runs().iter().find(|run| run.index == index);
-        let (own, start) = run.map_or((0..0, 0), |run| (run.range.clone(), run.start));
-        let whole = spec.is_first_replica(place);
-        let sharded = match self.options.zero {
-            Zero::None => whole,
-            _ => counts_shard(spec, place, &self.options),
-        };
-        Seat { unit: UnitId(unit), part, index, own, start, shape: shape.to_vec(), counts: [sharded, whole] }
+    /// Where every parameter stands.
+    fn seats_of(&self, specs: &[ParamSpec], shapes: Vec<Vec<usize>>, place: &Place) -> Vec<Seat> {
+        let mut seats: Vec<Option<Seat>> = specs.iter().map(|_| None).collect();
+        for (unit, Unit { parts, .. }) in self.units.iter().enumerate() {
+            for part in parts.clone() {
+                for (index, id) in self.parts[part].ids.iter().enumerate() {
+                    let spec = &specs[id.0];
+                    let whole = spec.is_first_replica(place);
+                    let shard = match self.options.zero {
+                        Zero::None => whole,
+                        _ => counts_shard(spec, place, &self.options),
+                    };
+                    let shape = shapes[id.0].clone();
+                    let (unit, counts) = (UnitId(unit), [shard, whole]);
+                    seats[id.0] = Some(Seat { unit, part, index, own: 0..0, start: 0, shape, counts });
+                }
+                for run in self.parts[part].own_runs() {
+                    let id = self.parts[part].ids[run.index];
+                    let seat = seats[id.0].as_mut().expect("seated above");
+                    (seat.own, seat.start) = (run.range.clone(), run.start);
+                }
+            }
+        }
+        seats.into_iter().map(|seat| seat.expect("every parameter has a part")).collect()
     }
 
     /// What was chosen.

@@ -26,14 +26,26 @@ fn one_step<T: Trainable>(
     micros: usize,
 ) -> Vec<Counted> {
     let layout = LayoutSpec { world, ..LayoutSpec::default() };
+    step_under::<T>(config, &layout, shard, micros)
+}
+
+fn step_under<T: Trainable>(
+    config: &ModelConfig,
+    layout: &LayoutSpec,
+    shard: &ShardOptions,
+    micros: usize,
+) -> Vec<Counted> {
+    let world = layout.world;
     let rank_run = |context: RankContext| -> Result<Counted, Error> {
-        let mut rank = Rank::<T>::sharded(config, &layout, &context, shard)?;
+        let mut rank = Rank::<T>::sharded(config, layout, &context, shard)?;
         let mut optimizer = Optimizer::new(OptimizerConfig::default(), &rank.params);
-        let batch = sequences(2 * world * micros, 6, config.vocabulary, 5);
+        let replicas = rank.place.size(plica_folding::axis::Axis::Dp);
+        let batch = sequences(2 * replicas * micros, 6, config.vocabulary, 5);
         context.recorder.reset_traffic();
         for micro in 0..micros {
             rank.grads.synchronise(shard.sync_each_micro_batch || micro + 1 == micros);
-            let start = (context.rank * micros + micro) * 2;
+            let own = rank.place.coordinate(plica_folding::axis::Axis::Dp);
+            let start = (own * micros + micro) * 2;
             rank.micro_step(&batch_of(&batch, start..start + 2), RecomputePolicy::BLOCK)?;
         }
         reduce_gradients(&rank.params, &mut rank.grads, &rank.mesh, &rank.phases)?;
@@ -181,5 +193,51 @@ fn micro_batches_repeat_only_what_the_choice_says() {
             assert_eq!(rank.gradients_sent, gradients * share(n), "{zero:?} {sync}");
             assert_eq!(rank.weights_sent, weights, "{zero:?} {sync}");
         }
+    }
+}
+
+#[test]
+fn hybrid_groups_share_a_copy_and_sum_their_shards_over_the_copies() {
+    let config = ModelConfig { vocabulary: 12, ..ModelConfig::default() };
+    let (ends, blocks) = elements(&config);
+    let (n, q) = (ends + blocks, 2);
+    for (world, group) in [(4u64, 2u64), (8, 2), (8, 4), (4, 1)] {
+        let copies = world / group;
+        let shard = ShardOptions {
+            group: Some(group as usize),
+            gradient_type: NumberType::Weight,
+            reduce_type: NumberType::Weight,
+            ..ShardOptions::of(Zero::Weights)
+        };
+        let ranks = one_step::<bf16>(&config, world as usize, &shard, 1);
+        for rank in &ranks {
+            let what = format!("{group} of {world}");
+            assert_eq!(rank.parameter + rank.gradient + rank.state, 16 * n / group, "{what}");
+            let share = |elements: u64| q * elements * (group - 1) / group;
+            assert_eq!(rank.weights_sent, share(n) + share(blocks), "{what}");
+        }
+        // An all-reduce may give a rank one element more than another; all ranks together are exact.
+        let sent: u64 = ranks.iter().map(|rank| rank.gradients_sent).sum();
+        let scattered = world * q * n * (group - 1) / group;
+        let summed = world * 2 * q * (n / group) * (copies - 1) / copies;
+        assert_eq!(sent, scattered + summed, "{group} of {world}");
+    }
+}
+
+#[test]
+fn what_tp_replicates_is_summed_over_tp_as_shards() {
+    let config = ModelConfig { vocabulary: 12, ..ModelConfig::default() };
+    let (_, blocks) = elements(&config);
+    let (tp, dp, q) = (2u64, 2u64, 4);
+    let same = ((2 * config.layers + 1) * config.width) as u64;
+    let ends = (2 * config.vocabulary * config.width) as u64;
+    let cut = (ends + blocks + config.width as u64 - same) / tp;
+    let layout = LayoutSpec { world: 4, tp: 2, ..LayoutSpec::default() };
+    for zero in [Zero::Optimizer, Zero::Gradients, Zero::Weights] {
+        let ranks = step_under::<f32>(&config, &layout, &ShardOptions::of(zero), 1);
+        let sent: u64 = ranks.iter().map(|rank| rank.gradients_sent).sum();
+        let scattered = 4 * q * (cut + same) * (dp - 1) / dp;
+        let over_tp = 4 * 2 * q * (same / dp) * (tp - 1) / tp;
+        assert_eq!(sent, scattered + over_tp, "{zero:?}");
     }
 }
