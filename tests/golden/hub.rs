@@ -8,6 +8,7 @@ use plica::checkpoint::CheckpointError;
 use plica::checkpoint::read::TensorFile;
 use plica::hub::{HubError, Names, load, save};
 use plica_comm::launch::{LaunchOptions, run_ranks};
+use plica_dense::Zero;
 use plica_folding::layout::Layout;
 use plica_kernels::bf16;
 
@@ -40,9 +41,9 @@ fn decayed_parameters() {
     }
 }
 
-fn write(golden: &Golden, layout: &Layout, path: &Path) {
+fn write(golden: &Golden, layout: &Layout, zero: Zero, path: &Path) {
     run_ranks(layout.world(), LaunchOptions::default(), |context| {
-        let engine = Rank::<f32>::new(golden, layout, &context).engine(0.0)?;
+        let engine = Rank::<f32>::new(golden, layout, &context).sharded(zero).engine(0.0)?;
         save::save_engine(&engine, &Names::new(&golden.hub), path)?;
         anyhow::Ok(())
     })
@@ -56,10 +57,13 @@ fn written_files_hold_what_was_read() {
         let read = tensors(&golden.weights);
         let mut files = Vec::new();
         for layout in layouts(&golden).iter().chain([&Layout::one()]) {
-            let path = folder.path().join(format!("{}-{}.safetensors", golden.name, layout.world()));
-            write(&golden, layout, &path);
-            assert_eq!(tensors(&path), read, "{}, {layout}", golden.name);
-            files.push(std::fs::read(&path).expect("the file"));
+            for zero in [Zero::None, Zero::Weights] {
+                let name = format!("{}-{}-{}.safetensors", golden.name, layout.world(), zero.number());
+                let path = folder.path().join(name);
+                write(&golden, layout, zero, &path);
+                assert_eq!(tensors(&path), read, "{}, {layout}, {zero:?}", golden.name);
+                files.push(std::fs::read(&path).expect("the file"));
+            }
         }
         assert!(files.windows(2).all(|pair| pair[0] == pair[1]), "{}: the same bytes", golden.name);
         let header = String::from_utf8_lossy(&files[0][8..80]).to_string();

@@ -15,7 +15,7 @@ use plica::step::{Engine, StepSettings};
 use plica_comm::launch::{LaunchOptions, run_ranks};
 use plica_comm::{Mesh, RankContext};
 use plica_dense::{
-    Cx, FeedForward, LrSchedule, ParamId, RecomputePolicy, ShardOptions, TokenBatch, Trainable,
+    Cx, FeedForward, LrSchedule, ParamId, RecomputePolicy, ShardOptions, TokenBatch, Trainable, Zero,
 };
 use plica_folding::layout::Layout;
 use plica_kernels::ops::elementwise;
@@ -84,6 +84,7 @@ pub struct Rank<'a, T: Trainable> {
     pub golden: &'a Golden,
     layout: &'a Layout,
     context: &'a RankContext,
+    shard: ShardOptions,
     out: Tensors,
     float: PhantomData<T>,
 }
@@ -91,7 +92,13 @@ pub struct Rank<'a, T: Trainable> {
 impl<'a, T: Trainable> Rank<'a, T> {
     /// A rank that has computed nothing yet.
     pub fn new(golden: &'a Golden, layout: &'a Layout, context: &'a RankContext) -> Rank<'a, T> {
-        Rank { golden, layout, context, out: Tensors::new(), float: PhantomData }
+        let shard = ShardOptions::default();
+        Rank { golden, layout, context, shard, out: Tensors::new(), float: PhantomData }
+    }
+
+    /// The same with sharded state.
+    pub fn sharded(self, zero: Zero) -> Rank<'a, T> {
+        Rank { shard: ShardOptions::of(zero), ..self }
     }
 
     /// A fresh engine with the published weights; `balance` is the coefficient of the global balance loss.
@@ -111,7 +118,7 @@ impl<'a, T: Trainable> Rank<'a, T> {
             seed: 1,
             recompute: RecomputePolicy::NONE,
             lr: LrSchedule::Constant { lr },
-            shard: ShardOptions::default(),
+            shard: self.shard,
         };
         let mesh = Mesh::new(&self.context.world, self.layout.clone())?;
         let mut engine = Engine::new(self.context, mesh, &plan, optimizer, settings)?;
