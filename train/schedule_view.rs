@@ -106,7 +106,12 @@ impl ScheduleView {
     /// By rank: idle share, pairs in flight, weight gradients put off, memory.
     fn rank_table(&self) -> String {
         let mut table = Table::new(&["rank", "stages", "idle", "in flight", "W put off", "memory"]);
-        for (rank, used) in self.simulation.ranks.iter().enumerate() {
+        for rank in grid::shown_ranks(self.simulation.ranks.len()) {
+            let Some(rank) = rank else {
+                table.row(vec!["...".to_string(); 6]);
+                continue;
+            };
+            let used = &self.simulation.ranks[rank];
             let stages: Vec<String> =
                 self.schedule.stages_of_rank(rank).iter().map(usize::to_string).collect();
             table.row(vec![

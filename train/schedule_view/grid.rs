@@ -1,11 +1,19 @@
-//! A simulated step as text: a line a rank, time to the right, each action as wide as it takes long. Labels are as long
-//! as the width allows: stage, kind and micro-batch (`2F0`), kind and micro-batch (`F0`), or the letter alone. A
-//! step that is still wider than the terminal is continued below.
+//! A simulated step as text: a line a rank, time to the right, each action as wide as it takes long. Labels are as
+//! long as the width allows: stage, kind and micro-batch (`2F0`), kind and micro-batch (`F0`), or the letter alone. A
+//! step that is still wider than the terminal is continued below; one that would be continued more than
+//! [`PANELS_MAX`] times is shown coarsely, each character what the rank does for most of its time. Of many ranks the
+//! middle is left out.
+
+use std::collections::BTreeMap;
 
 use plica_dense::pipeline::{Action, Kind, Schedule, Simulation};
 
 /// Columns before the first action.
 const LEAD: usize = 9;
+/// Most lines of one rank.
+const PANELS_MAX: usize = 3;
+/// Ranks that are shown at either end of a long pipeline.
+const ENDS: usize = 16;
 
 /// How much of an action a label says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,6 +21,8 @@ enum Label {
     Stage,
     MicroBatch,
     Letter,
+    /// One letter for what takes most of the time of a character.
+    Coarse,
 }
 
 /// The grid for a terminal of `columns` columns, each line ended; with `colours`, ANSI colours by kind of work.
@@ -20,9 +30,14 @@ pub fn grid_text(schedule: &Schedule, simulation: &Simulation, columns: usize, c
     let room = columns.saturating_sub(LEAD).max(20);
     let (label, scale) = fit(schedule, simulation, room);
     let width = (simulation.makespan * scale).round() as usize;
-    let lines: Vec<Vec<Cell>> = (0..schedule.ranks().len())
-        .map(|rank| line(schedule, simulation, rank, label, scale, width))
-        .collect();
+    let make = |rank: Option<usize>| {
+        rank.map(|rank| match label {
+            Label::Coarse => (rank, coarse_line(schedule, simulation, rank, scale, width)),
+            _ => (rank, line(schedule, simulation, rank, label, scale, width)),
+        })
+    };
+    let lines: Vec<Option<(usize, Vec<Cell>)>> =
+        shown_ranks(schedule.ranks().len()).into_iter().map(make).collect();
     let mut out = String::new();
     for from in (0..width.max(1)).step_by(room) {
         let to = (from + room).min(width);
@@ -30,7 +45,11 @@ pub fn grid_text(schedule: &Schedule, simulation: &Simulation, columns: usize, c
             out.push('\n');
         }
         out.push_str(&axis(from, to, scale));
-        for (rank, cells) in lines.iter().enumerate() {
+        for line in &lines {
+            let Some((rank, cells)) = line else {
+                out.push_str("...\n");
+                continue;
+            };
             out.push_str(&format!("{:<LEAD$}", format!("rank {rank}")));
             out.push_str(&paint(&cells[from..to], colours));
             out.push('\n');
@@ -38,6 +57,15 @@ pub fn grid_text(schedule: &Schedule, simulation: &Simulation, columns: usize, c
     }
     out.push_str(&legend(schedule, colours));
     out
+}
+
+/// The ranks of which lines are shown; None where some are left out.
+pub(super) fn shown_ranks(ranks: usize) -> Vec<Option<usize>> {
+    if ranks <= 2 * ENDS + 1 {
+        return (0..ranks).map(Some).collect();
+    }
+    let (first, last) = ((0..ENDS).map(Some), (ranks - ENDS..ranks).map(Some));
+    first.chain([None]).chain(last).collect()
 }
 
 /// One character of a line and what it belongs to.
@@ -59,7 +87,11 @@ fn fit(schedule: &Schedule, simulation: &Simulation, room: usize) -> (Label, f64
             return (*label, scale);
         }
     }
-    (Label::Letter, scale_for(schedule, simulation, |_| 1))
+    let scale = scale_for(schedule, simulation, |_| 1);
+    if simulation.makespan * scale <= (PANELS_MAX * room) as f64 {
+        return (Label::Letter, scale);
+    }
+    (Label::Coarse, room as f64 / simulation.makespan)
 }
 
 /// The least whole characters per time of the shortest action with which every action has its characters.
@@ -82,7 +114,7 @@ fn text(action: &Action, label: Label) -> String {
         match label {
             Label::Stage => action.to_string(),
             Label::MicroBatch => format!("{}{micro_batch}", action.kind),
-            Label::Letter => action.kind.word().to_string(),
+            Label::Letter | Label::Coarse => action.kind.word().to_string(),
         }
     };
     action.simple().iter().map(part).collect()
@@ -112,6 +144,41 @@ fn line(
         }
     }
     cells
+}
+
+/// A rank's line in which a character is what takes most of its time: a kind of work of a chunk, or nothing.
+fn coarse_line(
+    schedule: &Schedule,
+    simulation: &Simulation,
+    rank: usize,
+    scale: f64,
+    width: usize,
+) -> Vec<Cell> {
+    let stages = schedule.stages_of_rank(rank);
+    let mut times: Vec<BTreeMap<(Kind, usize), f64>> = vec![BTreeMap::new(); width];
+    for span in &simulation.ranks[rank].spans {
+        let Some(action) = schedule.ranks()[rank][span.action_index].as_ref() else { continue };
+        let chunk = stages.iter().position(|stage| *stage == action.stage).unwrap_or(0);
+        let (start, end) = (span.start * scale, span.end * scale);
+        for at in (start as usize..width).take_while(|at| (*at as f64) < end) {
+            let time = end.min((at + 1) as f64) - start.max(at as f64);
+            if action.kind.is_compute() && time > 0.0 {
+                *times[at].entry((action.kind, chunk)).or_default() += time;
+            }
+        }
+    }
+    let cell = |times: BTreeMap<(Kind, usize), f64>| {
+        let idle = 1.0 - times.values().sum::<f64>();
+        match times.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)) {
+            Some(((kind, chunk), time)) if time >= idle => {
+                let letter =
+                    if kind == Kind::Overlap { '&' } else { kind.word().chars().next().unwrap_or('?') };
+                Cell { letter, of: Some((kind, chunk)) }
+            }
+            _ => Cell { letter: '·', of: None },
+        }
+    };
+    times.into_iter().map(cell).collect()
 }
 
 /// The characters of an action `width` wide: its label, a stroke as long as it takes, a gap.
@@ -151,7 +218,7 @@ const COLOURS: [(Kind, [u8; 2], &str); 5] = [
     (Kind::Backward, [28, 34], "B backward"),
     (Kind::InputGradient, [30, 36], "I input gradient"),
     (Kind::WeightGradient, [130, 172], "W weight gradient"),
-    (Kind::Overlap, [90, 96], "F and B together"),
+    (Kind::Overlap, [90, 96], "FB or & F and B together"),
 ];
 
 fn paint(cells: &[Cell], colours: bool) -> String {

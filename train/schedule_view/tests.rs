@@ -76,6 +76,21 @@ fn wide_labels_where_there_is_room() {
 }
 
 #[test]
+fn long_steps_are_coarse_and_long_pipelines_leave_the_middle_out() {
+    let view = view(ScheduleKind::OneFOneB, 40, 400);
+    let text = view.text(100, false);
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    assert_eq!(text.matches("\n...").count(), 2, "{text}");
+    let rank = |rank: usize| text.lines().find(|line| line.starts_with(&format!("rank {rank} "))).unwrap();
+    let work = |line: &str| line.chars().filter(|c| "FB".contains(*c)).count() as f64 / 91.0;
+    // The idle share is 39/439, of which rank 39 has half before and half after its work.
+    assert!((work(rank(39)) - 400.0 / 439.0).abs() < 0.03, "{text}");
+    assert!(rank(39).starts_with("rank 39  ··") && rank(39).len() > 20, "{text}");
+    assert!(rank(0).starts_with("rank 0   FF"), "{text}");
+    assert!(!text.contains("rank 20"), "{text}");
+}
+
+#[test]
 fn transfers_are_not_drawn_but_waited_for() {
     let schedule = generate(ScheduleKind::GPipe, 2, 1, 1).unwrap();
     let times = Times { transfer: 2.0, ..Times::uniform(2, 1.0, 1.0, 1.0) };
