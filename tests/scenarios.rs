@@ -80,7 +80,14 @@ const INDEX: &[(&str, &str, &[&str])] = &[
     ("S17", "tests", &["s17_context_ranks_with_unequal_masks"]),
     ("S18", "crates/dense", &["s18_micro_batches_of_any_size_give_the_same_gradient"]),
     ("S18", "tests", &["s18_accumulation_over_passes_of_four_micro_batches"]),
-    ("S19", "crates/dense", &["s19_a_crossed_send_and_receive_is_found_without_running"]),
+    (
+        "S19",
+        "crates/dense",
+        &[
+            "s19_a_crossed_send_and_receive_is_found_without_running",
+            "s19_four_ranks_with_one_to_five_micro_batches_and_random_delays",
+        ],
+    ),
     ("S19", "tests", &["s19_one_to_five_micro_batches_over_four_stages_with_random_delays"]),
     ("S20", "tests", &["s20_thirty_layers_over_four_stages_are_all_there_once"]),
     ("S20", "crates/folding", &["s20_layers_over_stages", "s20_mesh_table", "s20_megatron_1628_batch"]),

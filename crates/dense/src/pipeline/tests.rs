@@ -5,5 +5,6 @@ mod generators;
 mod lower;
 mod measured;
 mod simulate;
+mod stress;
 mod text;
 mod validate;
