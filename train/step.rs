@@ -6,7 +6,7 @@
 //! what is done with the numbers.
 
 use plica_comm::{Mesh, Purpose, RankContext, Recorder, Reduce};
-use plica_dense::pipeline::{Schedule, Timeline, execute};
+use plica_dense::pipeline::{Schedule, Span, Timeline, execute};
 use plica_dense::{
     Cx, Error, Grads, LossSum, LrSchedule, Optimizer, OptimizerConfig, ParamId, ParamSpec, ParamSpecs,
     Params, Phases, RecomputePolicy, ShardOptions, TokenBatch, TokenInfo, Trainable, reduce_gradients,
@@ -58,6 +58,8 @@ pub struct Engine<T: Trainable> {
     pub pipeline: Option<PipelinePlan>,
     /// What the last pass over the pipeline did when.
     pub timeline: Timeline,
+    /// The same of the last training step: its place in the schedule with transfers, begin and end.
+    pub step_spans: Vec<Span>,
     /// Times of the arithmetic of all steps so far, where there is a pipeline.
     pub spent: Spent,
     /// What each rank of the pipeline declares, in the order of its handles.
@@ -199,6 +201,7 @@ impl<T: Trainable> Engine<T> {
             mesh,
             settings,
             timeline: Timeline::since(Instant::now()),
+            step_spans: Vec::new(),
             spent: Spent::new(plan.pipeline.map_or(0, |pipeline| pipeline.parts().len())),
             tied_copies: plan.model.tie_embeddings && plan.pipeline.is_some_and(PipelinePlan::ends_apart),
             pipeline: plan.pipeline.cloned(),
@@ -298,6 +301,7 @@ impl<T: Trainable> Engine<T> {
         let global = self.needs_global_counts().then(|| self.moe.clone());
         let (sums, spent) = self.carry_out(plan.lowered(), step, infos, plan, false, global)?;
         self.spent.merge(&spent);
+        self.step_spans = self.timeline.spans().to_vec();
         Ok(sums)
     }
 
@@ -324,7 +328,7 @@ impl<T: Trainable> Engine<T> {
         run.grads.synchronise(self.settings.shard.sync_each_micro_batch);
         let mut stages = Stages::new(run, plan, infos, self.width, evaluates, global);
         let started = Instant::now();
-        self.timeline = Timeline::since(started);
+        self.timeline.clear();
         execute(schedule, self.mesh.coordinates().pp, &mut stages, &mut self.timeline).map_err(Box::new)?;
         let (sums, mut spent) = stages.finish()?;
         spent.add_whole(started.elapsed());
@@ -380,6 +384,34 @@ impl<T: Trainable> Engine<T> {
     pub fn pipeline_use(&self) -> Result<Option<PipelineUse>, Error> {
         let Some(plan) = &self.pipeline else { return Ok(None) };
         Ok(Some(self.spent.usage(plan.name(), plan.schedule(), &self.mesh, &self.device)?))
+    }
+
+    /// What every rank of this rank's pipeline did when in the last training step, in the rows of the schedule with
+    /// transfers; empty without a pipeline or a step. Collective over the pipeline group. Comparable where the
+    /// timelines of the ranks have one origin.
+    ///
+    /// # Errors
+    /// As a collective.
+    pub fn pipeline_spans(&self) -> Result<Vec<Vec<Span>>, Error> {
+        let Some(plan) = &self.pipeline else { return Ok(Vec::new()) };
+        let sizes: Vec<usize> =
+            (0..plan.lowered().ranks().len()).map(|rank| 3 * plan.lowered().actions(rank).count()).collect();
+        let before: usize = sizes[..self.mesh.coordinates().pp].iter().sum();
+        let mut numbers = vec![0.0; sizes.iter().sum()];
+        let own = self.step_spans.iter().flat_map(|s| [s.action_index as u64, s.start_ns, s.end_ns]);
+        numbers[before..].iter_mut().zip(own).for_each(|(number, own)| *number = own as f64);
+        let all = self.mesh.pp().all_reduce_f64(Purpose::Metrics, &self.device, &numbers, Reduce::Sum)?;
+        let mut rest = all.as_slice();
+        let rows = sizes.iter().map(|size| {
+            let (row, after) = rest.split_at(*size);
+            rest = after;
+            let span =
+                |n: &[f64]| Span { action_index: n[0] as usize, start_ns: n[1] as u64, end_ns: n[2] as u64 };
+            row.chunks_exact(3).map(span).collect::<Vec<Span>>()
+        });
+        let rows: Vec<Vec<Span>> = rows.collect();
+        let ran = rows.iter().flatten().any(|span| span.end_ns > 0);
+        Ok(if ran { rows } else { Vec::new() })
     }
 
     /// Moves the selection bias of every layer that has one, by the counts before dropping.

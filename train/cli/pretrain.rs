@@ -140,6 +140,9 @@ fn finish(finished: &Finished) -> anyhow::Result<()> {
     if !finished.report.load.is_empty() {
         write("load.svg", load_heatmap_svg("expert load over the last steps", &finished.report.load))?;
     }
+    if let Some(picture) = &finished.report.pipeline_svg {
+        write("pipeline.svg", picture.clone())?;
+    }
     let how = if finished.stopped { "stopped early; continue with" } else { "continue with" };
     println!("folder     {}", finished.folder.display());
     println!("{how}: plica pretrain --resume {} (same settings, more run.steps)", finished.folder.display());

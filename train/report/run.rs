@@ -42,6 +42,8 @@ pub struct RunReport {
     pub load: Vec<LayerLoad>,
     /// How busy the ranks of the pipeline were; none without one.
     pub pipeline: Option<PipelineUse>,
+    /// Picture of the last step of one pipeline, above its simulation; none without one.
+    pub pipeline_svg: Option<String>,
 }
 
 impl RunReport {

@@ -9,7 +9,7 @@ mod screen;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use plica_comm::launch::{LaunchOptions, run_ranks};
 use plica_kernels::{Device, bf16, probe};
@@ -67,6 +67,8 @@ struct Shared<'a> {
     folder: &'a Path,
     resume: Option<&'a Found>,
     context: &'a RunContext<'a>,
+    /// Where the timelines of all ranks begin.
+    origin: Instant,
 }
 
 /// Trains as the configuration says.
@@ -82,7 +84,14 @@ pub fn pretrain(config: &Config, context: &RunContext<'_>) -> anyhow::Result<Fin
     }
     let folder = run_folder(config, context, resume.as_ref());
     prepare_folder(&folder, config, resume.as_ref())?;
-    let shared = Shared { config, data: &data, folder: &folder, resume: resume.as_ref(), context };
+    let shared = Shared {
+        config,
+        data: &data,
+        folder: &folder,
+        resume: resume.as_ref(),
+        context,
+        origin: Instant::now(),
+    };
     let options = LaunchOptions {
         threads_per_rank: threads_per_rank(config, context.cores),
         budget_bytes: context.budget_bytes,

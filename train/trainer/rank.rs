@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use plica_comm::{Mesh, Purpose, RankContext, Reduce};
+use plica_dense::pipeline::Timeline;
 use plica_dense::{OptimizerConfig, Phase, Trainable, Zero};
 
 use plica_kernels::ledger::Snapshot;
@@ -18,6 +19,7 @@ use crate::data::Split;
 use crate::metrics::StepRecord;
 use crate::model::{build, flops};
 use crate::report::RunReport;
+use crate::schedule_view::{measured_views, picture::picture_svg};
 use crate::step::{Engine, StepOutcome, StepSettings};
 
 /// Builds the engine of a rank from the configuration.
@@ -54,7 +56,8 @@ pub(super) fn train<T: Trainable>(
     context: RankContext,
     shared: &Shared<'_>,
 ) -> anyhow::Result<Option<RunReport>> {
-    let engine = engine::<T>(&context, shared.config)?;
+    let mut engine = engine::<T>(&context, shared.config)?;
+    engine.timeline = Timeline::since(shared.origin);
     let config = shared.config;
     let plan = BatchPlan {
         global_sequences: config.train.global_batch,
@@ -224,11 +227,20 @@ impl<T: Trainable> Rank<'_, T> {
         Ok(loss.mean())
     }
 
+    /// The last step of this rank's pipeline above its simulation. Collective over the pipeline group.
+    fn pipeline_svg(&self) -> anyhow::Result<Option<String>> {
+        let spans = self.engine.pipeline_spans()?;
+        let Some(plan) = self.engine.pipeline.as_ref().filter(|_| !spans.is_empty()) else { return Ok(None) };
+        let views = measured_views(plan.name(), plan.lowered(), &spans)?;
+        Ok(Some(picture_svg(&views)))
+    }
+
     fn report(&mut self, steps: u64, seconds: f64, counted: &Books) -> anyhow::Result<Option<RunReport>> {
         let config = self.shared.config;
         let sums = gather::rank_sums(&self.engine, counted)?;
         let memory = gather::memory(&self.engine, &self.peak, &self.after_step)?;
         let pipeline = self.engine.pipeline_use()?;
+        let pipeline_svg = self.pipeline_svg()?;
         let Some(screen) = self.screen.take() else { return Ok(None) };
         let report = RunReport {
             name: config.run.name.clone(),
@@ -258,6 +270,7 @@ impl<T: Trainable> Rank<'_, T> {
             }),
             load: gather::layer_loads(&self.window, config),
             pipeline,
+            pipeline_svg,
             ..RunReport::default()
         };
         screen.finish()?;

@@ -54,15 +54,4 @@ impl Timeline {
     pub fn clear(&mut self) {
         self.spans.clear();
     }
-
-    /// The spans as numbers that a collective can carry: index, start and end of each, one after the other.
-    pub fn to_numbers(&self) -> Vec<u64> {
-        self.spans.iter().flat_map(|s| [s.action_index as u64, s.start_ns, s.end_ns]).collect()
-    }
-
-    /// Spans from the numbers of [`Timeline::to_numbers`]; a rest of fewer than three numbers is ignored.
-    pub fn spans_from_numbers(numbers: &[u64]) -> Vec<Span> {
-        let span = |n: &[u64]| Span { action_index: n[0] as usize, start_ns: n[1], end_ns: n[2].max(n[1]) };
-        numbers.chunks_exact(3).map(span).collect()
-    }
 }
