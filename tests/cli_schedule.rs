@@ -138,6 +138,31 @@ fn help_teaches() {
     );
 }
 
+#[test]
+fn a_run_draws_its_last_step_above_the_simulation() {
+    let folder = TempDir::new("cli-schedule-run");
+    let text: String = (0..200).map(|i| format!("sentence {i} of the text, {}.\n", i * i)).collect();
+    std::fs::write(folder.path().join("text"), text).unwrap();
+    let sets = "layout.ep=1 layout.pp=2 pipeline.schedule=zb-h1 run.steps=2 run.eval_every=1 run.eval_batches=1 \
+                run.dir=run model.d_model=16 moe.ffn=16 train.seq_len=16 train.micro_batch=1 train.global_batch=4 \
+                data.source=text data.validation=0.1";
+    let mut command = Command::new(env!("CARGO_BIN_EXE_plica"));
+    command.current_dir(folder.path()).args(["pretrain", "--preset", "tiny", "--ranks", "2"]);
+    for set in sets.split_whitespace() {
+        command.args(["--set", set]);
+    }
+    let output = command.env_remove("PLICA_LOG").output().expect("the program starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let svg = std::fs::read_to_string(folder.path().join("run/pipeline.svg")).expect("pipeline.svg");
+    contains(&svg, &["zb-h1, measured (", "zb-h1, simulated: 2 ranks, 2 stages, 4 micro-batches"]);
+    for (stage, micro_batch) in (0..2).flat_map(|stage| (0..4).map(move |m| (stage, m))) {
+        for kind in ["F", "I", "W"] {
+            let title = format!("<title>{stage}{kind}{micro_batch}: ");
+            assert_eq!(svg.matches(&title).count(), 2, "{title}: once measured and once simulated");
+        }
+    }
+}
+
 /// The picture in the documents is what the command draws.
 #[test]
 fn the_committed_picture_is_the_command_s() {

@@ -154,7 +154,9 @@ impl Runner<'_> {
 
     fn receive(&mut self, kind: Kind, stage: usize, micro_batch: usize) -> Result<(), Error> {
         self.pause();
-        self.mailbox.until(|(_, posted)| Some(assert!(posted.insert((kind, stage, micro_batch)), "twice")))
+        let is_new = self.mailbox.until(|(_, posted)| Some(posted.insert((kind, stage, micro_batch))))?;
+        assert!(is_new, "received twice");
+        Ok(())
     }
 }
 
