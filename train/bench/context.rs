@@ -1,13 +1,15 @@
 //! Attention of ranks that share sequences against one rank that has them whole: forward and backward of the core
 //! (no projections), one thread a rank. Both are measured in turn in the same ranks, so that a disturbance of the
 //! machine meets both. A rate is tokens of the sequences over the time until the slowest rank is done; the roofline
-//! is the rate of one rank times the number of ranks.
+//! is the rate of one rank times the number of ranks. Where the system tells how long a thread has computed, a second
+//! figure compares these times, one rank's with the slowest rank's: what the ways themselves cost, also on a machine
+//! that has other work to do.
 
 use std::time::Instant;
 
 use clap::Args;
 use plica_comm::launch::{LaunchOptions, RankContext, run_ranks};
-use plica_comm::{Mesh, Purpose};
+use plica_comm::{Mesh, Purpose, Reduce};
 use plica_dense::context::{Heads, Mask};
 use plica_dense::{
     ContextMethod, Cx, Error, Grads, ParamSpecs, Params, Phases, Place, RecomputePolicy, TokenBatch,
@@ -49,8 +51,27 @@ const METHODS: [(&str, ContextMethod); 3] = [
     ("ulysses", ContextMethod::Ulysses),
 ];
 
-/// Seconds of each repetition: of one rank, then of each method.
-type Seconds = [Vec<f64>; 1 + METHODS.len()];
+/// Seconds of each repetition, and seconds of computing of the slowest rank.
+#[derive(Clone, Debug, Default)]
+struct Times {
+    seconds: Vec<f64>,
+    busy: Vec<f64>,
+}
+
+/// Of one rank, then of each method.
+type All = [Times; 1 + METHODS.len()];
+
+/// Seconds that the calling thread has computed, where the system tells it.
+fn busy_seconds() -> Option<f64> {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+    let ns: f64 = text.split_whitespace().next()?.parse().ok()?;
+    Some(ns / 1e9)
+}
+
+/// Middle value.
+fn median(values: &[f64]) -> f64 {
+    rate(1.0, &values.iter().map(|x| 1.0 / x).collect::<Vec<_>>()).0
+}
 
 impl ContextBench {
     /// Measures.
@@ -69,26 +90,39 @@ impl ContextBench {
         for &tokens in &self.tokens {
             let options = LaunchOptions { threads_per_rank: 1, ..LaunchOptions::default() };
             let measured = run_ranks(ranks, options, |context| self.rank(&context, tokens))?;
-            let seconds = measured.into_iter().next().expect("rank 0");
-            figures.extend(self.figures(tokens, &seconds));
+            let times = measured.into_iter().next().expect("rank 0");
+            figures.extend(self.figures(tokens, &times));
         }
         Ok(figures)
     }
 
-    fn figures(&self, tokens: usize, seconds: &Seconds) -> Vec<Figure> {
+    fn figures(&self, tokens: usize, times: &All) -> Vec<Figure> {
         let shape = format!("{tokens} tokens, {}/{} heads of {}", self.heads, self.kv_heads, self.head_dim);
         let figure = |what: String, ranks: usize, seconds: &[f64], roofline| {
             let (value, range) = rate(tokens as f64, seconds);
             let setting = format!("{shape}, {ranks} rank(s)");
             Figure { what, setting, value, range, unit: "tok/s", roofline, peak_rss_mib: None }
         };
-        let one = figure("attention, whole".into(), 1, &seconds[0], None);
+        let one = figure("attention, whole".into(), 1, &times[0].seconds, None);
         let all = one.value * self.ranks as f64;
         let mut figures = vec![one];
-        for ((name, method), seconds) in METHODS.iter().zip(&seconds[1..]) {
-            if self.fits(*method) {
-                let what = format!("attention, {name}");
-                figures.push(figure(what, self.ranks, seconds, Some((all, "ranks x whole"))));
+        for ((name, method), shared) in METHODS.iter().zip(&times[1..]) {
+            if !self.fits(*method) {
+                continue;
+            }
+            let what = format!("attention, {name}");
+            figures.push(figure(what, self.ranks, &shared.seconds, Some((all, "ranks x whole"))));
+            if shared.busy.iter().chain(&times[0].busy).all(|seconds| *seconds > 0.0) {
+                let (value, range) = rate(median(&times[0].busy), &shared.busy);
+                figures.push(Figure {
+                    what: format!("attention, {name}: computing"),
+                    setting: format!("{shape}, {} rank(s)", self.ranks),
+                    value,
+                    range,
+                    unit: "x less",
+                    roofline: Some((self.ranks as f64, "ranks")),
+                    peak_rss_mib: None,
+                });
             }
         }
         figures
@@ -99,30 +133,33 @@ impl ContextBench {
     }
 
     /// One rank's part; rank 0 measures the whole sequence while the others wait.
-    fn rank(&self, context: &RankContext, tokens: usize) -> Result<Seconds, Error> {
+    fn rank(&self, context: &RankContext, tokens: usize) -> Result<All, Error> {
         let alone = Side::new(self, context, tokens, &Layout::one(), 0, Mesh::single(&context.device))?;
         let spec = LayoutSpec { world: self.ranks, cp: self.ranks, ..LayoutSpec::default() };
         let layout = Layout::new(&spec).map_err(|e| Error::Setting(e.to_string()))?;
         let mesh = Mesh::new(&context.world, layout.clone())?;
         let shared = Side::new(self, context, tokens, &layout, context.rank, mesh)?;
-        let mut seconds = Seconds::default();
+        let mut all = All::default();
         for repetition in 0..=self.repetitions {
-            for (i, times) in seconds.iter_mut().enumerate() {
+            for (i, times) in all.iter_mut().enumerate() {
                 context.world.barrier(Purpose::Control)?;
-                let start = Instant::now();
+                let (start, busy) = (Instant::now(), busy_seconds().unwrap_or(0.0));
                 match i.checked_sub(1).map(|i| METHODS[i].1) {
                     None if context.rank == 0 => alone.pass(ContextMethod::Ring)?,
                     Some(method) if self.fits(method) => shared.pass(method)?,
                     _ => {}
                 }
-                context.world.barrier(Purpose::Control)?;
+                let own = [busy_seconds().unwrap_or(0.0) - busy];
+                let busy =
+                    context.world.all_reduce_f64(Purpose::Control, &context.device, &own, Reduce::Max)?;
                 // The first time warms caches and memory.
                 if repetition > 0 {
-                    times.push(start.elapsed().as_secs_f64());
+                    times.seconds.push(start.elapsed().as_secs_f64());
+                    times.busy.push(busy[0]);
                 }
             }
         }
-        Ok(seconds)
+        Ok(all)
     }
 }
 

@@ -1,6 +1,10 @@
 //! The three ways against one rank that has all rows, in f64: outputs and gradients, over grouped queries, packed
-//! documents, windows and lengths that do not divide. Work, bytes and memory, counted.
+//! documents, windows and lengths that do not divide. Work, bytes and memory, counted. Slow and failing ranks.
 
+use std::time::Duration;
+
+use plica_comm::launch::LaunchError;
+use plica_comm::record::{Delay, Failure, FailureKind, RecordOptions};
 use plica_comm::{LaunchOptions, Mesh, Purpose as Traffic, RankContext, run_ranks};
 use plica_folding::layout::{Layout, LayoutSpec};
 use plica_kernels::check::assert_close;
@@ -69,6 +73,7 @@ struct Found {
     before: Snapshot,
     after: Snapshot,
     peak_buffers: u64,
+    operations: u64,
 }
 
 fn attend<T: Trainable>(
@@ -120,14 +125,25 @@ fn attend<T: Trainable>(
         backward_bytes: sent() - forward_bytes,
         before,
         after: device.ledger().now(),
+        operations: context.recorder.operations(),
         peak_buffers: device.ledger().peak().get(Category::CommBuffer),
     })
 }
 
 fn on_ranks<T: Trainable>(case: &Case, method: ContextMethod, ranks: usize) -> Vec<Found> {
-    let layout = LayoutSpec { world: ranks, cp: ranks, ..LayoutSpec::default() };
-    run_ranks(ranks, LaunchOptions::default(), |context| attend::<T>(case, method, &layout, &context))
+    try_on_ranks::<T>(case, method, ranks, RecordOptions::default())
         .unwrap_or_else(|error| panic!("{case:?}, {method:?} over {ranks}: {error}"))
+}
+
+fn try_on_ranks<T: Trainable>(
+    case: &Case,
+    method: ContextMethod,
+    ranks: usize,
+    record: RecordOptions,
+) -> Result<Vec<Found>, LaunchError> {
+    let layout = LayoutSpec { world: ranks, cp: ranks, ..LayoutSpec::default() };
+    let options = LaunchOptions { record, ..LaunchOptions::default() };
+    run_ranks(ranks, options, |context| attend::<T>(case, method, &layout, &context))
 }
 
 /// The rows of all tokens in order, from the ranks that hold them.
@@ -319,6 +335,32 @@ fn nothing_stays_and_the_ring_holds_few_blocks_in_flight() {
                 let few = (block..=4 * block).contains(&in_flight);
                 assert!(few || method != ContextMethod::Ring, "{in_flight} bytes, blocks of {block}");
             }
+        }
+    }
+}
+
+#[test]
+fn slow_ranks_change_no_bit_and_a_failed_message_ends_all_ranks() {
+    let case = Case { heads: 6, kv_heads: 3, window: None, documents: vec![vec![9, 8], vec![17]] };
+    for method in ContextMethod::ALL {
+        let plain = on_ranks::<f32>(&case, method, 3);
+        let operations = plain.iter().map(|rank| rank.operations).max().expect("ranks");
+        for seed in 0..3 {
+            let delay = Some(Delay { seed, max: Duration::from_millis(3) });
+            let slow =
+                try_on_ranks::<f32>(&case, method, 3, RecordOptions { delay, ..RecordOptions::default() });
+            for (slow, plain) in slow.expect("it finishes").iter().zip(&plain) {
+                assert!(slow.rows == plain.rows, "{method:?}, delays of seed {seed}");
+            }
+        }
+        for (rank, operation_index) in (0..3).flat_map(|r| (0..operations).step_by(3).map(move |o| (r, o))) {
+            let failure = Some(Failure { rank, operation_index, kind: FailureKind::Error });
+            let record = RecordOptions { failure, ..RecordOptions::default() };
+            let Err(error) = try_on_ranks::<f32>(&case, method, 3, record) else {
+                panic!("{method:?}: operation {operation_index} of rank {rank} did not fail");
+            };
+            let want = format!("injected failure: rank {rank}, operation {operation_index} (");
+            assert!(error.to_string().contains(&want), "{method:?}: {error}");
         }
     }
 }
