@@ -54,7 +54,8 @@ fn checkpoints_fit_every_cut_and_a_resume_has_never_stopped() {
     let (straight, moved) = (records("straight").unwrap(), records("moved").unwrap());
     let curve = |records: &[StepRecord]| {
         // The parts validate after their last steps too.
-        let validation = |r: &StepRecord| r.validation_loss.filter(|_| r.step % 3 == 0).unwrap_or(1.0);
+        let validation =
+            |r: &StepRecord| r.validation_loss.filter(|_| r.step.is_multiple_of(3)).unwrap_or(1.0);
         records.iter().flat_map(|r| [r.loss, r.grad_norm, validation(r)]).collect::<Vec<_>>()
     };
     assert_eq!(straight.iter().filter(|r| r.validation_loss.is_some()).count(), 2);

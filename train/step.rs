@@ -56,7 +56,7 @@ pub struct Engine<T: Trainable> {
     pub settings: StepSettings,
     /// How the model is run over a pipeline; none: this rank holds all layers.
     pub pipeline: Option<PipelinePlan>,
-    /// What the last pass over the pipeline did when.
+    /// What the last pass over the pipeline did when, since an origin of its own; give all ranks one to compare them.
     pub timeline: Timeline,
     /// The same of the last training step: its place in the schedule with transfers, begin and end.
     pub step_spans: Vec<Span>,

@@ -7,6 +7,7 @@ mod context;
 mod dispatch;
 mod fsdp;
 mod gemm;
+mod pipeline;
 mod step;
 
 use std::time::Instant;
@@ -18,6 +19,7 @@ pub use context::ContextBench;
 pub use dispatch::DispatchBench;
 pub use fsdp::FsdpBench;
 pub use gemm::GemmBench;
+pub use pipeline::PipelineBench;
 pub use step::StepBench;
 
 use crate::report::Table;

@@ -24,6 +24,8 @@ enum What {
     Step(bench::StepBench),
     /// Training steps with sharded state: tokens a second of each stage of ZeRO over 2 ranks of one thread.
     Fsdp(bench::FsdpBench),
+    /// A pipeline of 2 ranks of one thread: measured share of the time that computes, beside the simulated one.
+    Pipeline(bench::PipelineBench),
     /// Matrix products and grouped products at the shapes of moe-small against the peak of the FMA units.
     Gemm(bench::GemmBench),
     /// Dispatch and combine between 2 ranks against the copy bandwidth.
@@ -39,6 +41,7 @@ impl Bench {
         let figures = match self.what {
             What::Step(step) => step.run(surroundings.cores, &surroundings.cargo_home, surroundings.stop)?,
             What::Fsdp(fsdp) => fsdp.run(surroundings.cores, &surroundings.cargo_home, surroundings.stop)?,
+            What::Pipeline(pipeline) => pipeline.run(&surroundings.cargo_home, surroundings.stop)?,
             What::Gemm(gemm) => gemm.run(surroundings.cores)?,
             What::Dispatch(dispatch) => dispatch.run()?,
             What::Comm(comm) => comm.run()?,
