@@ -120,6 +120,8 @@ const STAGES: &[&[&str]] = &[
         "shard.experts_apart=false",
     ],
     &["layout.ranks=4", "shard.zero=3", "shard.group=2", "shard.layout=per-parameter"],
+    &["layout.ranks=4", "layout.pp=2", "pipeline.schedule=gpipe", "shard.zero=3"],
+    &["layout.ranks=4", "layout.cp=2", "shard.zero=2"],
     ONE,
 ];
 

@@ -266,7 +266,9 @@ fn parts_of(
     options: &ShardOptions,
 ) -> Result<Vec<Part>, Error> {
     let sharded = options.zero > Zero::None;
-    let of = |id: &ParamId| match (sharded, specs[id.0].family) {
+    // Without TP both kinds of dense parameters have the same replicas, and travel together.
+    let one_kind = sharded || place.size(Axis::Tp) == 1;
+    let of = |id: &ParamId| match (one_kind, specs[id.0].family) {
         (true, Family::Dense) => groups::Family::DpCp,
         _ => specs[id.0].reduce_family(),
     };
