@@ -47,6 +47,23 @@ fn s22_lengths_that_do_not_divide_train_along_the_curve_of_one_rank() {
 }
 
 #[test]
+fn the_validation_loss_of_shared_sequences_is_that_of_one_rank() {
+    let runs = Runs::new("shared-validation");
+    let sets = ["data.validation=0.3", "run.eval_every=2", "run.eval_batches=1", "train.seq_len=10"];
+    let losses = |layout: &[&str], name: &str| {
+        let report =
+            runs.train(name, &[F64, &sets, layout]).unwrap_or_else(|e| panic!("{layout:?}: {e:#}")).report;
+        report.validation_loss.iter().map(|(_, loss)| *loss).collect::<Vec<f64>>()
+    };
+    let one = losses(ONE, "one");
+    assert_eq!(one.len(), 2);
+    for (i, layout) in SHARED.iter().enumerate() {
+        let difference = largest_relative(&one, &losses(layout, &format!("shared-{i}")));
+        assert!(difference < 1e-10, "{layout:?}: {difference:.2e}");
+    }
+}
+
+#[test]
 fn a_checkpoint_changes_the_number_of_context_ranks() {
     let runs = Runs::new("shared-checkpoints");
     let straight = curve(&runs.train("straight", &[F64]).expect("a run").report);
@@ -66,6 +83,7 @@ fn layouts_of_the_reference_with_shared_sequences_equal_one_rank() {
         (8, "tp1 cp8 dp1 | etp1 ep8 edp1", "c02: expert groups span the context axis"),
         (8, "tp2 cp2 dp2 | etp1 ep8 edp1", "c03: expert groups fold over all axes"),
         (12, "tp2 cp3 dp2 | etp1 ep4 edp3", "a stage of c16: expert groups end in another replica"),
+        (24, "pp2 cp3 tp2 dp2 | etp1 ep4 edp3", "c16: the same over two stages"),
     ];
     for (world, layout, what) in layouts {
         let filter = Filter { text: Some(layout.into()), ..Filter::default() };

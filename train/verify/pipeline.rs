@@ -59,6 +59,7 @@ fn both(world: usize, layout: &Layout, (schedule, chunks): (&str, usize), at: us
         let mut arrangement = layout_settings(world, layout);
         arrangement.push(format!("layout.pp={}", layout.pp()));
         arrangement.push(format!("layout.cp={}", layout.cp()));
+        arrangement.push(format!("context.method={}", ["ring", "all-gather"][at / 2 % 2]));
         arrangement.push(format!("pipeline.schedule={schedule}"));
         arrangement.push(format!("pipeline.chunks={chunks}"));
         if uneven {

@@ -6,7 +6,7 @@
 //! | expert ffn | ETP |
 //! | experts | EP |
 //! | global batch | DP; at least micro batch · DP |
-//! | sequence length | 2·CP (CP > 1), and TP with sequence parallelism |
+//! | sequence length, where it must not be filled up ([`Layout::check_sequence`]) | 2·CP (CP > 1), and TP with sequence parallelism |
 //!
 //! Layers need not divide by PP (8, 8, 7, 7 is legal), but no stage may be empty. A vocabulary that does not
 //! divide by TP is padded, see [`padded_vocab`].
@@ -122,8 +122,8 @@ impl Layout {
         Err(LayoutError::VirtualStages { layers, pp, chunks, remedy })
     }
 
-    /// Whether a sequence can be shared: by 2·CP chunks where CP > 1, and each rank's part by TP where sequence
-    /// parallelism is on.
+    /// Whether a sequence can be shared without filling it up: by 2·CP chunks where CP > 1, and each rank's part by
+    /// TP where sequence parallelism is on. Training runs fill up what does not divide and need not ask.
     ///
     /// # Errors
     /// A zero length or one that does not divide, with the nearest valid lengths.
