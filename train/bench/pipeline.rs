@@ -37,7 +37,7 @@ pub struct PipelineBench {
     #[arg(long, value_delimiter = ',', default_values_t = ["1f1b".to_string(), "gpipe".into(), "zb-h1".into()], value_name = "LIST")]
     schedules: Vec<String>,
     /// Measured steps.
-    #[arg(long, default_value_t = 5, value_name = "N")]
+    #[arg(long, default_value_t = 3, value_name = "N")]
     steps: usize,
     /// Steps before.
     #[arg(long, default_value_t = 1, value_name = "N")]

@@ -58,7 +58,8 @@ impl Operating {
             hub: communicator.hub.clone(),
             rank: communicator.global_rank(),
             two_phases: reduces && bytes >= TWO_PHASE_BYTES && communicator.hub.members.len() > 2,
-            lends: bytes > EAGER_BYTES && request.operation != Operation::Expose,
+            // A receive lends nothing: it ends when its output is there, whatever the sender does meanwhile.
+            lends: request.payload.is_some() && bytes > EAGER_BYTES && request.operation != Operation::Expose,
             slot,
             key,
             party,

@@ -2,7 +2,8 @@
 //! than cores.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use plica_kernels::{Category, Device, Tensor};
 
@@ -57,6 +58,34 @@ fn nothing_is_left_also_of_what_was_dropped() {
     }
     drop(groups);
     assert_eq!(Arc::strong_count(&world), 1, "started operations hold the world only while they last");
+}
+
+#[test]
+fn a_large_receive_ends_while_its_sender_computes() {
+    let (_world, groups) = world(2);
+    let received = AtomicBool::new(false);
+    let is_received = || received.load(Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        for group in &groups {
+            scope.spawn(|| -> Result<(), CommError> {
+                let x = Tensor::<f32>::zeros(group.device(), [60_000], Category::Activation);
+                if group.rank() == 1 {
+                    group.receive::<f32>(Purpose::Pipeline, group.device(), 0, [60_000])?;
+                    received.store(true, Ordering::SeqCst);
+                    return Ok(());
+                }
+                let sent = group.send_start(Purpose::Pipeline, &x, 1, 0)?;
+                // Arithmetic, during which no operation of this rank is moved on.
+                let until = Instant::now() + Duration::from_secs(30);
+                while !is_received() && Instant::now() < until {
+                    std::thread::yield_now();
+                }
+                assert!(is_received(), "the receive waits for the sender's next operation");
+                sent.finish()
+            });
+        }
+    });
+    assert!(is_received());
 }
 
 #[test]
