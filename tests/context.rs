@@ -83,7 +83,7 @@ fn layouts_of_the_reference_with_shared_sequences_equal_one_rank() {
         (8, "tp1 cp8 dp1 | etp1 ep8 edp1", "c02: expert groups span the context axis"),
         (8, "tp2 cp2 dp2 | etp1 ep8 edp1", "c03: expert groups fold over all axes"),
         (12, "tp2 cp3 dp2 | etp1 ep4 edp3", "a stage of c16: expert groups end in another replica"),
-        (24, "pp2 cp3 tp2 dp2 | etp1 ep4 edp3", "c16: the same over two stages"),
+        (24, "tp2 cp3 dp2 pp2 | etp1 ep4 edp3", "c16: the same over two stages"),
     ];
     for (world, layout, what) in layouts {
         let filter = Filter { text: Some(layout.into()), ..Filter::default() };

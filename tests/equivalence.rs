@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use plica::batch::globalise;
 use plica::config::Config;
 use plica::data::{GlobalBatch, IGNORE};
-use plica::verify::{Case, Filter, VerifyBatch, all_cases, batch, verify};
+use plica::verify::{Case, Filter, VerifyBatch, all_cases, batch, reference, run_case, verify};
 use plica_comm::launch::LaunchOptions;
 use plica_dense::Trainable;
 use plica_dense::param::Piece;
@@ -29,19 +29,31 @@ fn all_pass(cases: &[Case]) {
 /// Every `stride`-th case of the grid, and every `trap_stride`-th trap.
 fn sample(world: usize, stride: usize, trap_stride: usize) -> Vec<Case> {
     let (traps, grid): (Vec<Case>, Vec<Case>) =
-        all_cases(world, &Filter::default()).into_iter().partition(|case| case.name.starts_with("trap"));
+        all_cases(world, &Filter::default()).into_iter().partition(|case| case.name().starts_with("trap"));
     let every = |cases: Vec<Case>, n| cases.into_iter().step_by(n);
     every(grid, stride).chain(every(traps, trap_stride)).collect()
 }
 
-// Strides are coprime to the numbers of dispatchers, drop policies and recomputations: all of them are met.
+// All dispatchers, shardings, schedules, drop policies and recomputations are met somewhere.
 #[test]
 fn verify_cases_of_two_ranks() {
     let cases = sample(2, 7, 3);
-    for part in
-        ["all-to-all", "all-gather", "direct", "dropless", "padded", "choice", "none", "full", "moe", "tp2"]
-    {
-        assert!(cases.iter().any(|c| c.name.contains(part)), "{part}");
+    for part in [
+        "all-gather",
+        "direct",
+        "probs",
+        "padded",
+        "choice",
+        "full",
+        "moe",
+        "tp2",
+        "cp2",
+        "pp2",
+        "ulysses",
+        "zero3",
+        "twice",
+    ] {
+        assert!(cases.iter().any(|c| c.name().contains(part)), "{part}");
     }
     all_pass(&cases);
 }
@@ -49,6 +61,21 @@ fn verify_cases_of_two_ranks() {
 #[test]
 fn verify_cases_of_four_ranks() {
     all_pass(&sample(4, 29, 11));
+}
+
+/// A run that computes something else is told apart: by another clip, another capacity, another loss of the router.
+#[test]
+fn a_case_that_differs_is_seen() {
+    let case = |name: &str| Case::parse(name).expect("a name");
+    let plain = reference(&case("tp2 dp1 | etp1 ep2 edp1")).expect("one rank runs");
+    for other in [
+        "tp2 dp1 | etp1 ep2 edp1, probs",
+        "trap: expert gradients ep times too large (deepspeed 5259), tp2 dp1 | etp1 ep2 edp1",
+        "trap: jitter drawn by rank, tp1 dp2 | etp1 ep2 edp1, zero3",
+    ] {
+        let worst = run_case(&case(other), &plain).expect("two ranks run").max();
+        assert!(worst > 1e-4, "{other}: {worst}");
+    }
 }
 
 /// Layouts of up to four ranks; every dispatcher is met.

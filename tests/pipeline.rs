@@ -27,17 +27,17 @@ const PP4: &[&str] = &["layout.ranks=4", "layout.pp=4"];
 /// Every `stride`-th case of pipelines of a world.
 fn cases(world: usize, stride: usize) -> Vec<Case> {
     let all = all_cases(world, &Filter::default());
-    all.into_iter().filter(|case| case.name.starts_with("pp")).step_by(stride).collect()
+    all.into_iter().filter(|case| case.layout.pp() > 1).step_by(stride).collect()
 }
 
 #[test]
 fn pipelines_of_two_and_four_ranks_equal_one_rank() {
-    // Strides are coprime to the two variants of each pair and meet every schedule.
+    // Layouts of two ranks meet every schedule; of those of four, some.
     let cases: Vec<Case> = cases(2, 1).into_iter().chain(cases(4, 7)).collect();
     for part in
-        ["gpipe", "1f1b", "interleaved x3", "zb-h1", "zb-v", "dualpipe-v", "pp4", "tp2", "ep2", "full"]
+        ["gpipe", "1f1b-ends", "interleaved-3", "zb-h1", "zb-v", "dualpipe-v", "pp4", "tp2", "ep2", "full"]
     {
-        assert!(cases.iter().any(|case| case.name.contains(part)), "{part}");
+        assert!(cases.iter().any(|case| case.name().contains(part)), "{part}");
     }
     let outcomes = verify(&cases, |_| ());
     let failed: Vec<String> = outcomes

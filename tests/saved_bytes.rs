@@ -12,13 +12,17 @@ use plica_kernels::{Category, bf16};
 
 use crate::runs::{Runs, on_engines, plan, quick};
 
-const LAYOUTS: [&[&str]; 6] = [
+const LAYOUTS: [&[&str]; 10] = [
     &[],
     &["layout.ranks=2", "layout.tp=2", "layout.ep=1", "layout.etp=1"],
     &["layout.ranks=2", "layout.ep=2"],
     &["layout.ranks=2", "layout.tp=2", "layout.ep=2", "layout.etp=1"],
     &["layout.ranks=2", "layout.tp=2", "layout.ep=1", "layout.etp=2"],
     &["layout.ranks=4", "layout.tp=2", "layout.ep=2", "layout.etp=2"],
+    &["layout.ranks=2", "layout.cp=2", "layout.ep=2", "context.method=ring"],
+    &["layout.ranks=2", "layout.cp=2", "layout.ep=1", "context.method=all-gather"],
+    &["layout.ranks=2", "layout.cp=2", "layout.ep=1", "context.method=ulysses"],
+    &["layout.ranks=4", "layout.tp=2", "layout.cp=2", "layout.ep=4", "layout.etp=1", "context.method=ring"],
 ];
 
 const RECOMPUTES: [&str; 9] = [
@@ -86,7 +90,7 @@ fn assert_predicted<T: Trainable>(runs: &Runs, sets: &[&[&str]]) {
 fn predicted_saved_bytes_are_the_counted_ones_for_every_layout_dispatcher_and_recomputation() {
     let runs = Runs::new("saved-bytes");
     for layout in LAYOUTS {
-        let travels = layout.iter().any(|s| ["layout.ep=2", "layout.etp=2"].contains(s));
+        let travels = layout.iter().any(|s| ["layout.ep=2", "layout.ep=4", "layout.etp=2"].contains(s));
         let dispatchers: &[&str] = if travels { &["all-to-all", "all-gather", "direct"] } else { &["local"] };
         for dispatcher in dispatchers {
             for (i, recompute) in RECOMPUTES.iter().enumerate() {

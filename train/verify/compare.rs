@@ -6,13 +6,14 @@ use std::collections::BTreeMap;
 use plica_comm::launch::{LaunchOptions, run_ranks};
 use plica_comm::{Purpose, RankContext, Reduce};
 use plica_dense::param::{Held, Piece};
-use plica_dense::{ParamId, Params};
+use plica_dense::{ParamId, Params, Trainable};
 use plica_folding::layout::Layout;
 use plica_kernels::Tensor;
 use serde::Serialize;
 
+use super::base::BASE;
 use super::batch::{VerifyBatch, batch};
-use super::cases::{BASE, Case};
+use super::case::Case;
 use crate::batch::{BatchPlan, globalise};
 use crate::config::Config;
 use crate::step::Engine;
@@ -75,11 +76,11 @@ impl Worst {
 /// # Errors
 /// The run failed.
 pub fn reference(case: &Case) -> anyhow::Result<Reference> {
-    let config = config(&case.mathematics)?;
+    let config = config(&case.mathematics())?;
     anyhow::ensure!(config.layout.world() == 1, "the reference runs on one rank");
     let results = run_ranks(1, options(), |context| {
         let mut made = Reference::default();
-        steps(context, &config, |engine, _, loss, norm| {
+        steps::<f64>(context, &config, |engine, _, loss, norm| {
             made.losses.push(loss);
             made.norms.push(norm);
             made.grads.push(complete(&engine.params, |id| engine.grads.held(&engine.params, id)));
@@ -97,9 +98,9 @@ pub fn reference(case: &Case) -> anyhow::Result<Reference> {
 /// The run failed; the first cause with its rank.
 pub fn run_case(case: &Case, reference: &Reference) -> anyhow::Result<Worst> {
     let config = config(&case.settings())?;
-    let results = run_ranks(case.world, options(), |context| {
+    let results = run_ranks(case.world(), options(), |context| {
         let mut worst = Worst::default();
-        steps(context, &config, |engine, step, loss, norm| {
+        steps::<f64>(context, &config, |engine, step, loss, norm| {
             worst.loss = worst.loss.max(relative(&[loss], &[reference.losses[step]], 0.0));
             worst.norm = worst.norm.max(relative(&[norm], &[reference.norms[step]], 0.0));
             let params = &engine.params;
@@ -133,6 +134,48 @@ pub fn run_case(case: &Case, reference: &Reference) -> anyhow::Result<Worst> {
     Ok(all)
 }
 
+/// Runs a case two times in f32: no difference, or an infinite one with the first tensor whose bits differ.
+///
+/// # Errors
+/// A run failed; the first cause with its rank.
+pub fn run_twice(case: &Case) -> anyhow::Result<Worst> {
+    let mut settings = case.settings();
+    settings.push("train.precision=f32".into());
+    let config = config(&settings)?;
+    let bits = || {
+        let ranks = run_ranks(case.world(), options(), |context| {
+            let mut bits: Vec<(String, Vec<u64>)> = Vec::new();
+            steps::<f32>(context, &config, |engine, step, loss, norm| {
+                bits.push((
+                    format!("loss and norm, step {}", step + 1),
+                    vec![loss.to_bits(), norm.to_bits()],
+                ));
+                let params = &engine.params;
+                for id in params.ids() {
+                    let Held { tensor, pieces } = params.held(id);
+                    for piece in pieces {
+                        let values = piece.copy_out(&tensor);
+                        let values = values.iter().map(|x| u64::from(x.to_bits())).collect();
+                        bits.push((format!("weight {}, step {}", piece.name, step + 1), values));
+                    }
+                }
+                Ok(())
+            })?;
+            anyhow::Ok(bits)
+        })?;
+        anyhow::Ok(ranks.concat())
+    };
+    let (first, second) = (bits()?, bits()?);
+    let differs = first.iter().zip(&second).find(|(a, b)| a != b).map(|((name, _), _)| name.clone());
+    Ok(match differs {
+        None if first.len() == second.len() => Worst::default(),
+        place => {
+            let place = format!("other bits in {}", place.unwrap_or_default());
+            Worst { weight: f64::INFINITY, place, ..Worst::default() }
+        }
+    })
+}
+
 fn config(settings: &[String]) -> anyhow::Result<Config> {
     Ok(Config::from_sources(None, Some(BASE), settings)?)
 }
@@ -143,12 +186,12 @@ fn options() -> LaunchOptions {
 
 /// Trains the steps of a configuration on a rank; `each` sees the engine after every update, with the number of
 /// the step from 0, its loss and its gradient norm.
-fn steps(
+fn steps<T: Trainable>(
     context: RankContext,
     config: &Config,
-    mut each: impl FnMut(&Engine<f64>, usize, f64, f64) -> anyhow::Result<()>,
+    mut each: impl FnMut(&Engine<T>, usize, f64, f64) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let mut engine = engine::<f64>(&context, config)?;
+    let mut engine = engine::<T>(&context, config)?;
     let plan = BatchPlan {
         global_sequences: config.train.global_batch,
         micro_sequences: config.train.micro_batch,

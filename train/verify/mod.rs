@@ -1,41 +1,53 @@
-//! `plica verify`: the same small model, seed and data, trained a few steps in f64 under every legal layout of a
-//! world, with every dispatcher, drop policy and recomputation choice, every pipeline schedule and every way to shard
-//! state, and compared with one rank: the loss, every gradient and every updated weight. Known traps of other systems
-//! are named cases. Leaves out CP, which the run refuses as yet.
+//! `plica verify`: the same small model, seed and data, trained a few steps in f64 under layouts of all axes of both
+//! meshes, with every sharding of the state, pipeline schedule, dispatcher, recomputation, context method and drop
+//! policy, and compared with one rank: the loss, every gradient and every updated weight. Known traps of other
+//! systems are named cases. A case that fails is made as simple as it can be and still fail.
 
+mod base;
 mod batch;
-mod cases;
+mod case;
 mod compare;
-mod pipeline;
-mod sharded;
+mod factors;
+mod pairwise;
+mod rules;
+mod select;
+mod shrink;
 mod table;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
 pub use batch::{VerifyBatch, batch};
-pub use cases::{Case, Filter, all_cases};
-pub use compare::{Reference, Worst, reference, run_case};
+pub use case::{Case, Kind};
+pub use compare::{Reference, Worst, reference, run_case, run_twice};
+pub use select::{Filter, all_cases};
 pub use table::{summary_text, table_text};
 
 /// Largest accepted difference, relative to the largest magnitude of the compared tensor.
 pub const TOLERANCE: f64 = 1e-10;
 
+/// Failures that are simplified, and the time for each.
+const SHRUNK: usize = 3;
+const SHRINK_TIME: Duration = Duration::from_secs(60);
+
 /// What became of a case.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
-    /// Its name: layout, dispatcher, drop policy, recomputation, or the trap's name.
+    /// Its name: rule, layout, and the words of what is not the default.
     pub name: String,
-    /// The layout part of the name.
-    pub layout: String,
-    /// The settings that a case adds to the base.
+    /// What it stands under in the table: the trap, the published layout, or the layout.
+    pub group: String,
+    /// Where it failed: the settings that it adds to the base.
     pub settings: Vec<String>,
     /// Worst relative differences; none where the case failed to run.
     pub worst: Option<Worst>,
     /// Why it failed to run.
     pub error: Option<String>,
-    /// Command that runs this case alone.
+    /// Command that runs this case alone; where it failed, the simplest case that was found to fail.
     pub command: String,
 }
 
@@ -46,26 +58,73 @@ impl Outcome {
     }
 }
 
-/// Runs the cases in turn; `progress` hears of each when it is done.
-pub fn verify(cases: &[Case], mut progress: impl FnMut(&Outcome)) -> Vec<Outcome> {
-    let mut references: BTreeMap<Vec<String>, Result<Reference, String>> = BTreeMap::new();
-    let mut outcomes = Vec::with_capacity(cases.len());
-    for case in cases {
-        let made = references
-            .entry(case.mathematics.clone())
+/// Names of all traps, without the word "trap".
+pub fn trap_names() -> impl Iterator<Item = &'static str> {
+    rules::RULES.iter().filter_map(|(_, rule)| rule.name.strip_prefix("trap: "))
+}
+
+/// One-rank runs, by their settings.
+#[derive(Default)]
+struct References {
+    made: BTreeMap<Vec<String>, Result<Reference, String>>,
+}
+
+impl References {
+    /// Runs a case and compares it.
+    fn run(&mut self, case: &Case) -> anyhow::Result<Worst> {
+        if case.kind == Kind::Twice {
+            return run_twice(case);
+        }
+        let made = self
+            .made
+            .entry(case.mathematics())
             .or_insert_with(|| reference(case).map_err(|e| format!("on one rank: {e:#}")));
-        let result = match made {
+        match made {
             Ok(made) => run_case(case, made),
             Err(text) => Err(anyhow::anyhow!("{text}")),
+        }
+    }
+
+    fn fails(&mut self, case: &Case) -> bool {
+        self.run(case).map_or(true, |worst| worst.max() > TOLERANCE)
+    }
+}
+
+/// Command that runs one case.
+fn command(case: &Case) -> String {
+    format!("plica verify --case '{}'", case.name())
+}
+
+/// Runs the cases in turn; `progress` hears of each when it is done.
+pub fn verify(cases: &[Case], mut progress: impl FnMut(&Outcome)) -> Vec<Outcome> {
+    let mut references = References::default();
+    let mut outcomes = Vec::with_capacity(cases.len());
+    let mut failures = 0;
+    for case in cases {
+        let result = references.run(case);
+        let rule = case.rule().name;
+        let group = match case.kind {
+            Kind::Twice => "the same bits twice".to_string(),
+            Kind::OneRank if rule.is_empty() => case.layout_text(),
+            Kind::OneRank => rule.to_string(),
         };
-        let outcome = Outcome {
-            name: case.name.clone(),
-            layout: case.layout_text.clone(),
-            settings: case.settings(),
+        let mut outcome = Outcome {
+            name: case.name(),
+            group,
+            settings: Vec::new(),
             worst: result.as_ref().ok().cloned(),
             error: result.err().map(|e| format!("{e:#}")),
-            command: format!("plica verify --world {} --case '{}'", case.world, case.name),
+            command: command(case),
         };
+        if !outcome.passed() {
+            outcome.settings = case.settings();
+            failures += 1;
+            if failures <= SHRUNK {
+                let started = Instant::now();
+                let in_time = |case: &Case| started.elapsed() < SHRINK_TIME && references.fails(case);
+                outcome.command = command(&shrink::shrink(case.clone(), in_time));
+            }
+        }
         progress(&outcome);
         outcomes.push(outcome);
     }

@@ -20,10 +20,7 @@ pub fn table_text(outcomes: &[Outcome]) -> String {
     let mut order: Vec<String> = Vec::new();
     let mut rows: BTreeMap<String, Row> = BTreeMap::new();
     for outcome in outcomes {
-        let key = match outcome.name.strip_prefix("trap: ") {
-            Some(name) => name.trim_end_matches(&outcome.layout).trim_end_matches(", ").to_string(),
-            None => outcome.layout.clone(),
-        };
+        let key = outcome.group.strip_prefix("trap: ").unwrap_or(&outcome.group).to_string();
         if !rows.contains_key(&key) {
             order.push(key.clone());
         }

@@ -5,7 +5,7 @@
 use criterion::{
     BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main, measurement::WallTime,
 };
-use plica_kernels::ops::{activation, attention, gemm, grouped_gemm};
+use plica_kernels::ops::{activation, attention, dropout::Dropout, gemm, grouped_gemm};
 use plica_kernels::rng::{Purpose, Stream};
 use plica_kernels::{Category, Device, Tensor, probe};
 use std::hint::black_box;
@@ -119,6 +119,48 @@ fn attention(criterion: &mut Criterion) {
     group.finish();
 }
 
+fn materialised(criterion: &mut Criterion) {
+    let device = Device::cpu(threads());
+    let mut group = group(criterion, "attention that keeps its probabilities, 4 sequences of 512");
+    let (heads, kv, d, s) = (8, 4, 64, 512);
+    let q = random(&device, &[4 * s, heads, d]);
+    let (k, v) = (random(&device, &[4 * s, kv, d]), random(&device, &[4 * s, kv, d]));
+    let documents: Vec<usize> = (0..=4).map(|i| i * s).collect();
+    let dropout = attention::ScoreDropout {
+        dropout: Dropout::new(Stream::new(1, Purpose::Dropout(0)), 0.1),
+        first_token: 0,
+        first_head: 0,
+        heads,
+    };
+    for (name, dropout) in [("no dropout", None), ("dropout", Some(dropout))] {
+        let attention = attention::AttentionSpec::causal(0.125, &documents);
+        let spec = attention::MaterialisedSpec { attention, sequence: s, dropout };
+        // Whole products: two forward, four backward.
+        group.throughput(Throughput::Elements((4 * d * heads * 4 * s * s) as u64));
+        group.bench_function(format!("forward, {name}"), |b| {
+            b.iter(|| black_box(attention::materialised_forward(&q, &k, &v, &spec)));
+        });
+        let (_, saved) = attention::materialised_forward(&q, &k, &v, &spec);
+        group.throughput(Throughput::Elements((8 * d * heads * 4 * s * s) as u64));
+        group.bench_function(format!("backward, {name}"), |b| {
+            b.iter(|| black_box(attention::materialised_backward(&q, (&q, &k, &v), &saved, &spec)));
+        });
+    }
+    group.finish();
+}
+
+fn dropout(criterion: &mut Criterion) {
+    let device = Device::cpu(threads());
+    let mut group = group(criterion, "dropout (elements)");
+    let x = random(&device, &[4096, 512]);
+    let dropout = Dropout::new(Stream::new(1, Purpose::Dropout(0)), 0.1);
+    let mask = dropout.mask(&device, x.shape(), 0);
+    group.throughput(Throughput::Elements(x.len() as u64));
+    group.bench_function("mask", |b| b.iter(|| black_box(dropout.mask(&device, x.shape(), 0))));
+    group.bench_function("apply", |b| b.iter(|| black_box(dropout.apply(&x, &mask))));
+    group.finish();
+}
+
 fn activations(criterion: &mut Criterion) {
     let device = Device::cpu(threads());
     let mut group = group(criterion, "swiglu (bytes read and written)");
@@ -136,5 +178,5 @@ fn activations(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, machine, products, experts, attention, activations);
+criterion_group!(benches, machine, products, experts, attention, materialised, dropout, activations);
 criterion_main!(benches);
