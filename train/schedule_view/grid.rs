@@ -1,7 +1,7 @@
 //! A simulated step as text: a line a rank, time to the right, each action as wide as it takes long. Labels are as
 //! long as the width allows: stage, kind and micro-batch (`2F0`), kind and micro-batch (`F0`), or the letter alone. A
 //! step that is still wider than the terminal is continued below; one that would be continued more than
-//! [`PANELS_MAX`] times is shown coarsely, each character what the rank does for most of its time. Of many ranks the
+//! `PANELS_MAX` times is shown coarsely, each character what the rank does for most of its time. Of many ranks the
 //! middle is left out.
 
 use std::collections::BTreeMap;
