@@ -9,7 +9,7 @@ use plica::checkpoint::read::TensorFile;
 use plica::hub::{HubError, Names, load, save};
 use plica_comm::launch::{LaunchOptions, run_ranks};
 use plica_dense::Zero;
-use plica_folding::layout::Layout;
+use plica_folding::layout::{Layout, LayoutSpec};
 use plica_kernels::bf16;
 
 use super::data::{Golden, models, tensors};
@@ -56,9 +56,12 @@ fn written_files_hold_what_was_read() {
     for golden in models("written_files_hold_what_was_read") {
         let read = tensors(&golden.weights);
         let mut files = Vec::new();
-        for layout in layouts(&golden).iter().chain([&Layout::one()]) {
+        // Two stages, of which the second holds a copy of a tied table.
+        let stages = LayoutSpec { world: 2, pp: 2, ..LayoutSpec::default() };
+        let stages = Layout::new(&stages).expect("a valid layout");
+        for layout in layouts(&golden).iter().chain([&Layout::one(), &stages]) {
             for zero in [Zero::None, Zero::Weights] {
-                let name = format!("{}-{}-{}.safetensors", golden.name, layout.world(), zero.number());
+                let name = format!("{}-{}-{}.safetensors", golden.name, files.len(), zero.number());
                 let path = folder.path().join(name);
                 write(&golden, layout, zero, &path);
                 assert_eq!(tensors(&path), read, "{}, {layout}, {zero:?}", golden.name);

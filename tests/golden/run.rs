@@ -11,9 +11,12 @@ use plica::data::GlobalBatch;
 use plica::hub::{Names, load};
 use plica::model::Model;
 use plica::model::build::ModelPlan;
+use plica::model::part::{Counted, even_counts, parts};
+use plica::pipeline::PipelinePlan;
 use plica::step::{Engine, StepSettings};
 use plica_comm::launch::{LaunchOptions, run_ranks};
 use plica_comm::{Mesh, RankContext};
+use plica_dense::pipeline::{ScheduleKind, generate};
 use plica_dense::{
     Cx, FeedForward, LrSchedule, ParamId, RecomputePolicy, ShardOptions, TokenBatch, Trainable, Zero,
 };
@@ -106,12 +109,18 @@ impl<'a, T: Trainable> Rank<'a, T> {
         let hub = &self.golden.hub;
         let losses = if balance > 0.0 { vec![(Balance::Global, balance)] } else { Vec::new() };
         let moe = hub.moe.clone().map(|moe| MoeConfig { balance: losses, ..moe });
+        let pipeline = (self.layout.pp() > 1).then(|| {
+            let pp = self.layout.pp();
+            let schedule = generate(ScheduleKind::OneFOneB, pp, 1, 1).expect("one stage a rank");
+            let counts = even_counts(hub.model.layers, pp, Counted::default());
+            PipelinePlan::new("1f1b", schedule, parts(&counts))
+        });
         let plan = ModelPlan {
             model: &hub.model,
             moe: moe.as_ref(),
             seq_len: self.golden.seq_len(),
             context: plica::config::ContextMethod::Ring,
-            pipeline: None,
+            pipeline: pipeline.as_ref(),
         };
         let (optimizer, lr) = self.golden.optimizer();
         let settings = StepSettings {
