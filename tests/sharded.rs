@@ -190,3 +190,41 @@ fn validation_between_steps_sees_the_same_weights_under_every_stage() {
         assert!(difference <= 1e-10, "{stage:?}: {difference}");
     }
 }
+
+#[test]
+fn a_schedule_gathers_whole_stages_once_a_step_and_changes_no_bit() {
+    let runs = Runs::new("stage-gather");
+    let base = ["train.precision=f64", "layout.ranks=4", "layout.pp=2", "shard.zero=3", "model.layers=8"];
+    for schedule in ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"] {
+        let of = |gather: &str| {
+            let own = [format!("pipeline.schedule={schedule}"), format!("pipeline.gather={gather}")];
+            let own: Vec<&str> = own.iter().map(String::as_str).collect();
+            let config = runs.config(&[&base, &own, &["train.global_batch=8", "train.micro_batch=1"]]);
+            let ranks = on_engines::<f64, _>(&config, quick(), |context, engine, data| {
+                let elements: usize = engine
+                    .params
+                    .ids()
+                    .map(|id| engine.params.local_shape(id).iter().product::<usize>())
+                    .sum();
+                let own = engine.device.ledger().now().get(Category::Parameter);
+                let mut losses = Vec::new();
+                for n in 0..3 {
+                    engine.device.ledger().reset_peak();
+                    losses.push(step(engine, &config, data, n)?.loss.nll_sum.to_bits());
+                }
+                let sent = |purpose| context.recorder.by_purpose(purpose).sent_bytes / 3;
+                let bytes = (sent(Purpose::GatherWeights), sent(Purpose::ReduceGradients));
+                let left = engine.device.ledger().now().get(Category::GatheredParameter);
+                Ok((losses, bytes, 8 * elements as u64 - own, left))
+            });
+            ranks.unwrap_or_else(|e| panic!("{schedule}, {gather}: {e}"))
+        };
+        let (blocks, stages) = (of("blocks"), of("stages"));
+        for ((losses, bytes, once, left), (same, fewer, ..)) in blocks.iter().zip(&stages) {
+            assert_eq!(losses, same, "{schedule}");
+            // Every parameter has two replicas: each gather brings the half that the other rank keeps.
+            assert_eq!((fewer.0, fewer.1), (*once, *once), "{schedule}");
+            assert!(bytes.0 > 4 * once && bytes.1 == *once && *left == 0, "{schedule}: {bytes:?} {once}");
+        }
+    }
+}

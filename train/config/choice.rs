@@ -146,6 +146,15 @@ choice!(
     }
 );
 choice!(
+    /// What gathers sharded weights of a pipeline stage.
+    StageGather {
+        /// Every block its own, for as long as it computes.
+        Blocks = "blocks",
+        /// The schedule, a whole stage for as long as the rank needs it next.
+        Stages = "stages",
+    }
+);
+choice!(
     /// The learning rate after warm-up.
     Schedule {
         /// Half a cosine down to the minimum.

@@ -125,6 +125,7 @@ pub(super) const FIELDS: &[(&str, Kind, &str)] = &[
     ("pipeline.csv", Kind::NoneText, "file of a custom schedule: one row a rank, cells such as 2F0, 1B3, 0W1"),
     ("pipeline.chunks", Kind::AutoCount, "stages a rank; auto: 1, or 2 for interleaved, zb-v and dualpipe-v"),
     ("pipeline.layers", Kind::Counts, "layers of each stage; []: evenly, the longer stages first (30 over 4: 8, 8, 7, 7)"),
+    ("pipeline.gather", Kind::Word(StageGather::NAMES), "who gathers sharded weights (shard.zero = 3): each block while it computes, or the schedule whole stages (UNSHARD, RESHARD, REDUCE_GRAD): more memory, fewer gathers"),
     ("pipeline.count_embedding", Kind::Flag, "whether the embedding counts as a layer of the first stage in an even cut"),
     ("pipeline.count_head", Kind::Flag, "whether the head counts as a layer of the last stage in an even cut"),
     ("shard.zero", Kind::Count, "what replicas shard: 0 nothing (DDP), 1 optimizer state, 2 gradients too, 3 weights too (FSDP)"),

@@ -11,6 +11,7 @@ pub(super) struct LowPipeline {
     pub(super) csv: Maybe<String>,
     pub(super) chunks: Auto<usize>,
     pub(super) layers: Vec<usize>,
+    pub(super) gather: StageGather,
     pub(super) count_embedding: bool,
     pub(super) count_head: bool,
 }
@@ -22,6 +23,7 @@ impl Default for LowPipeline {
             csv: Maybe::NONE,
             chunks: Auto::AUTO,
             layers: Vec::new(),
+            gather: StageGather::Blocks,
             count_embedding: false,
             count_head: false,
         }

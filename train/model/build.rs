@@ -132,6 +132,7 @@ impl<'a, T: Trainable> Builder<'a, T> {
     fn chunk(&mut self, part: &Part, held: Option<Embedding>) -> Result<Chunk<T>, Error> {
         let model = self.plan.model;
         let (vocab, width, init) = (model.vocab, model.d_model, self.init());
+        let first = self.specs.list().len();
         let embedding = part.first.then(|| Embedding::new(self.specs, "embedding", vocab, width, init));
         let blocks = part.layers.clone().map(|layer| self.block(layer)).collect::<Result<_, _>>()?;
         let output = part.last.then(|| {
@@ -143,7 +144,8 @@ impl<'a, T: Trainable> Builder<'a, T> {
             };
             Output { final_norm, head }
         });
-        Ok(Chunk { stage: part.stage, layers: part.layers.clone(), embedding, blocks, output })
+        let parameters = first..self.specs.list().len();
+        Ok(Chunk { stage: part.stage, layers: part.layers.clone(), embedding, blocks, output, parameters })
     }
 
     fn block(&mut self, layer: usize) -> Result<Block<T, FeedForwardLayer<T>>, Error> {

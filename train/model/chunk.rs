@@ -4,10 +4,11 @@
 //! runs in the forward of the last part, so that the logits of all rows never exist. Leaves out how rows travel
 //! between ranks, and in which order parts and micro-batches run.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
-use plica_dense::shard::{GatheredUnit, Pass, UnitWalk};
-use plica_dense::{Block, BlockSaved, Cx, Embedding, Error, Head, LossSum, Norm, Tape, Trainable};
+use plica_dense::shard::{GatheredUnit, Pass, Sharding, UnitId, UnitWalk};
+use plica_dense::{Block, BlockSaved, Cx, Embedding, Error, Head, LossSum, Norm, ParamId, Tape, Trainable};
 use plica_kernels::Tensor;
 use plica_moe::{MoeLayer, MoeReport};
 
@@ -44,6 +45,8 @@ pub struct Chunk<T: Trainable> {
     pub blocks: Vec<Block<T, FeedForwardLayer<T>>>,
     /// Final norm and head, in the last part.
     pub output: Option<Output>,
+    /// Its parameters, by index in the order of declaration; the table of a tied head may be another chunk's.
+    pub parameters: Range<usize>,
 }
 
 /// A micro-batch between its forward and its backward through a chunk.
@@ -65,6 +68,14 @@ struct Passed<T: Trainable> {
 }
 
 impl<T: Trainable> Chunk<T> {
+    /// The units of weights that the chunk computes with, in the order of a forward.
+    pub fn units(&self, sharding: &Sharding) -> Vec<UnitId> {
+        let own = self.parameters.clone().map(ParamId::nth);
+        let all = own.chain(self.output.as_ref().map(|output| output.head.table()));
+        let units: BTreeSet<UnitId> = all.map(|id| sharding.unit_of(id)).collect();
+        units.into_iter().collect()
+    }
+
     /// Runs the blocks on the micro-batch of `cx`. `x_td` are the rows of the part before; the first part makes
     /// them itself. `each` gets the residual stream after the embedding (layer `None`) and after each block.
     fn blocks_forward(

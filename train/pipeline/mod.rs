@@ -24,13 +24,19 @@ pub struct PipelinePlan {
 }
 
 impl PipelinePlan {
-    /// The plan of a schedule of arithmetic and the model part of each of its stages.
+    /// The plan of a schedule of arithmetic and the model part of each of its stages; `lowering` says what is added
+    /// beside the transfers.
     ///
     /// # Panics
     /// When there are not as many parts as stages.
-    pub fn new(name: impl Into<String>, schedule: Schedule, parts: Vec<Part>) -> PipelinePlan {
+    pub fn new(
+        name: impl Into<String>,
+        schedule: Schedule,
+        parts: Vec<Part>,
+        lowering: Lowering,
+    ) -> PipelinePlan {
         assert_eq!(schedule.stages(), parts.len(), "a model part a stage");
-        let lowered = lower(&schedule, Lowering::default());
+        let lowered = lower(&schedule, lowering);
         PipelinePlan { name: name.into(), schedule, lowered, parts }
     }
 
@@ -44,7 +50,7 @@ impl PipelinePlan {
         &self.schedule
     }
 
-    /// The schedule with transfers, as it is carried out.
+    /// The schedule with everything that was added, as it is carried out.
     pub fn lowered(&self) -> &Schedule {
         &self.lowered
     }

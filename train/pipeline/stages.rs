@@ -1,15 +1,18 @@
 //! What the actions of a schedule do on one rank: chunks of the model run on micro-batches, rows of shape
 //! [t, d] (this rank's token rows: b·s·h/(t·c) elements a micro-batch) go to the neighbouring stages and come from
 //! them. A send is started where the schedule says, and its end waited for after the last action; a receive is
-//! started where the schedule says, and waited for by the arithmetic that needs it. Stages of one rank hand their rows over without any copy. Every transfer has a tag of
-//! its own, so messages of two directions or stages between the same two ranks cannot be taken for each other.
+//! started where the schedule says, and waited for by the arithmetic that needs it. Stages of one rank hand their
+//! rows over without any copy. Every transfer has a tag of its own, so messages of two directions or stages between
+//! the same two ranks cannot be taken for each other. Sharded weights are gathered by the blocks, or where the
+//! schedule says so (`UNSHARD`, `RESHARD`, `REDUCE_GRAD`) a stage at a time.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 use plica_comm::{Mesh, Pending, PendingSend, Purpose};
 use plica_dense::pipeline::{Kind, StageRunner};
-use plica_dense::shard::reduce::reduce_late;
+use plica_dense::shard::reduce::{reduce_late, reduce_pending};
+use plica_dense::shard::{GatheredUnit, Pass, UnitId};
 use plica_dense::{Cx, Error, Grads, Params, Phase, Phases, PutOffKey, TokenInfo, Trainable};
 use plica_kernels::{Category, Device, Tensor};
 
@@ -56,6 +59,8 @@ pub(crate) struct Stages<'a, T: Trainable> {
     coming: BTreeMap<(Kind, Place), Pending<T>>,
     in_flight: BTreeMap<Place, InFlight<T>>,
     sends: Vec<PendingSend>,
+    /// Complete weights by stage, between the actions that gather and release them.
+    gathered: BTreeMap<usize, Vec<GatheredUnit<'a, T>>>,
     sums: StepSums,
     spent: Spent,
 }
@@ -85,6 +90,7 @@ impl<'a, T: Trainable> Stages<'a, T> {
             coming: BTreeMap::new(),
             in_flight: BTreeMap::new(),
             sends: Vec::new(),
+            gathered: BTreeMap::new(),
             sums: StepSums::default(),
         }
     }
@@ -225,7 +231,7 @@ impl<'a, T: Trainable> Stages<'a, T> {
     }
 }
 
-impl<T: Trainable> StageRunner for Stages<'_, T> {
+impl<'a, T: Trainable> StageRunner for Stages<'a, T> {
     fn wait(&mut self, kind: Kind, stage: usize, micro_batch: usize) -> Result<(), Error> {
         let place = (stage, micro_batch);
         let (kind, arrived) = match kind {
@@ -260,18 +266,35 @@ impl<T: Trainable> StageRunner for Stages<'_, T> {
         reduce_late(params, grads, mesh, phases)
     }
 
-    /// Blocks gather their own weights where these are sharded.
-    fn unshard(&mut self, _stage: usize) -> Result<(), Error> {
+    /// Where weights are sharded: those of a stage stay complete until [`StageRunner::reshard`]; its blocks find
+    /// them so.
+    fn unshard(&mut self, stage: usize) -> Result<(), Error> {
+        let Run { model, params, phases, .. } = &self.run;
+        let (model, params) = (*model, *params);
+        let units = model.chunk(stage).units(params.sharding());
+        let gathered = units.into_iter().map(|unit| params.gather(unit, Pass::Once, phases));
+        let gathered: Vec<GatheredUnit<'a, T>> = gathered.collect::<Result<_, _>>()?;
+        self.gathered.insert(stage, gathered);
         Ok(())
     }
 
-    /// Blocks release their own weights.
-    fn reshard(&mut self, _stage: usize) -> Result<(), Error> {
+    fn reshard(&mut self, stage: usize) -> Result<(), Error> {
+        self.gathered.remove(&stage);
         Ok(())
     }
 
-    /// Gradients are summed over ranks as the backward leaves a unit, or after the last action, as `shard.sync` says.
-    fn reduce_gradient(&mut self, _stage: usize) -> Result<(), Error> {
+    /// Sums the gradients of a stage over ranks, also where that would otherwise wait for the last action. What
+    /// another stage of this rank adds to as well (a tied table) waits for it.
+    fn reduce_gradient(&mut self, stage: usize) -> Result<(), Error> {
+        let Run { model, params, grads, mesh, phases, settings, .. } = &mut self.run;
+        let others = model.chunks.iter().filter(|chunk| chunk.stage != stage);
+        let shared: Vec<UnitId> = others.flat_map(|chunk| chunk.units(params.sharding())).collect();
+        let own = model.chunk(stage).units(params.sharding());
+        grads.synchronise(true);
+        for unit in own.into_iter().rev().filter(|unit| !shared.contains(unit)) {
+            reduce_pending(params, grads, mesh, phases, unit)?;
+        }
+        grads.synchronise(settings.shard.sync_each_micro_batch);
         Ok(())
     }
 

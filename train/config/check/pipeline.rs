@@ -1,10 +1,10 @@
 //! Rules of `[pipeline]`: a schedule that can run, made for the ranks and the micro-batches of the step, and a model
 //! part for each of its stages.
 
-use plica_dense::pipeline::{Schedule, ScheduleKind, generate, validate};
+use plica_dense::pipeline::{Lowering, Schedule, ScheduleKind, generate, validate};
 use plica_folding::Layout;
 
-use super::super::choice::{Balance, PipelineSchedule};
+use super::super::choice::{Balance, PipelineSchedule, StageGather};
 use super::super::error::ConfigError;
 use super::super::low::LowConfig;
 use super::super::low_pipeline::LowPipeline;
@@ -51,7 +51,13 @@ pub(super) fn check(
     if model.tie_embeddings {
         check_tied(&name, &schedule, check);
     }
-    (check.errors.len() == errors).then(|| PipelinePlan::new(name, schedule, parts(&counts)))
+    let stages = pipeline.gather == StageGather::Stages;
+    if stages && low.shard.zero < 3 {
+        let rule = format!("weights are complete at all times under shard.zero = {}", low.shard.zero);
+        check.error("pipeline.gather", "stages", rule, "write shard.zero = 3, or pipeline.gather = blocks");
+    }
+    let lowering = Lowering { sharded_weights: stages, ..Lowering::default() };
+    (check.errors.len() == errors).then(|| PipelinePlan::new(name, schedule, parts(&counts), lowering))
 }
 
 /// The schedule with its name.

@@ -65,6 +65,7 @@ pub fn reduce_unit<T: Trainable>(
     }
     assert!(grads.opens() || grads.pending[unit.0], "{} is summed twice a step", plan.unit(unit).name);
     grads.pending[unit.0] = false;
+    grads.late.retain(|late| *late != unit);
     let _phase = phases.enter(Phase::GradientReduction);
     for part in plan.unit(unit).parts.clone() {
         let started = start(params, grads, mesh, part)?;
@@ -76,6 +77,20 @@ pub fn reduce_unit<T: Trainable>(
         }
     }
     Ok(())
+}
+
+/// As [`reduce_unit`], where the unit has gradients that were not summed yet.
+///
+/// # Errors
+/// [`Error::Comm`].
+pub fn reduce_pending<T: Trainable>(
+    params: &Params<T>,
+    grads: &mut Grads<T>,
+    mesh: &Mesh,
+    phases: &Phases,
+    unit: UnitId,
+) -> Result<(), Error> {
+    if grads.pending[unit.0] { reduce_unit(params, grads, mesh, phases, unit) } else { Ok(()) }
 }
 
 /// Sums over ranks the units whose backward ended while their weight gradients were put off, and whose last one has
