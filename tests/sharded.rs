@@ -194,7 +194,14 @@ fn validation_between_steps_sees_the_same_weights_under_every_stage() {
 #[test]
 fn a_schedule_gathers_whole_stages_once_a_step_and_changes_no_bit() {
     let runs = Runs::new("stage-gather");
-    let base = ["train.precision=f64", "layout.ranks=4", "layout.pp=2", "shard.zero=3", "model.layers=8"];
+    let base = [
+        "train.precision=f64",
+        "layout.ranks=4",
+        "layout.pp=2",
+        "shard.zero=3",
+        "shard.sync=step",
+        "model.layers=8",
+    ];
     for schedule in ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"] {
         let of = |gather: &str| {
             let own = [format!("pipeline.schedule={schedule}"), format!("pipeline.gather={gather}")];

@@ -16,7 +16,7 @@ use plica::pipeline::PipelinePlan;
 use plica::step::{Engine, StepSettings};
 use plica_comm::launch::{LaunchOptions, run_ranks};
 use plica_comm::{Mesh, RankContext};
-use plica_dense::pipeline::{ScheduleKind, generate};
+use plica_dense::pipeline::{Lowering, ScheduleKind, generate};
 use plica_dense::{
     Cx, FeedForward, LrSchedule, ParamId, RecomputePolicy, ShardOptions, TokenBatch, Trainable, Zero,
 };
@@ -113,7 +113,7 @@ impl<'a, T: Trainable> Rank<'a, T> {
             let pp = self.layout.pp();
             let schedule = generate(ScheduleKind::OneFOneB, pp, 1, 1).expect("one stage a rank");
             let counts = even_counts(hub.model.layers, pp, Counted::default());
-            PipelinePlan::new("1f1b", schedule, parts(&counts))
+            PipelinePlan::new("1f1b", schedule, parts(&counts), Lowering::default())
         });
         let plan = ModelPlan {
             model: &hub.model,

@@ -114,6 +114,9 @@ pub const FACTORS: [Factor; 7] = [
                 ],
                 replicated,
             ),
+            value("zero3-stages", &["shard.zero=3", "pipeline.gather=stages"], |l| {
+                replicated(l) && l.pp() > 1
+            }),
             value("ddp-often", &["shard.sync=micro-batch", "shard.bucket_bytes=100"], replicated),
             value("zero1-pairs", &["shard.zero=1", "shard.group=2"], in_pairs),
             value("zero2-pairs", &["shard.zero=2", "shard.group=2", "shard.layout=per-parameter"], in_pairs),
