@@ -49,12 +49,29 @@ impl StepBench {
         StepBench { sets: sets.iter().chain(&self.sets).cloned().collect(), ..self.clone() }
     }
 
+    /// The configuration of preset and settings.
+    ///
+    /// # Errors
+    /// A wrong setting.
+    pub(super) fn config(&self) -> anyhow::Result<Config> {
+        Ok(Config::from_sources(Some(&self.preset), None, &self.sets)?)
+    }
+
+    /// Sequences of a micro-batch when the step's are shared out over so many ranks: those of the preset, or fewer.
+    ///
+    /// # Errors
+    /// An unknown preset.
+    pub(super) fn micro_batch_over(&self, ranks: usize) -> anyhow::Result<usize> {
+        let train = Config::from_sources(Some(&self.preset), None, &[])?.train;
+        Ok((train.global_batch / ranks.max(1)).clamp(1, train.micro_batch))
+    }
+
     /// Measures.
     ///
     /// # Errors
     /// A wrong setting, unreadable data, a rank that failed.
     pub fn run(&self, cores: usize, cargo_home: &Path, stop: &AtomicBool) -> anyhow::Result<Vec<Figure>> {
-        let config = Config::from_sources(Some(&self.preset), None, &self.sets)?;
+        let config = self.config()?;
         let data = Data::load(&config.data, cargo_home)?;
         let threads = threads_per_rank(&config, cores);
         let world = config.layout.world();

@@ -2,7 +2,8 @@
 //!
 //! `cargo run -p xtask -- features` compiles the root package with every set of its features, so that code
 //! behind a feature never rots.
-//! `cargo run -p xtask -- peers PYTHON SCRIPTS [ROUNDS]` times plica and PyTorch on the same step (docs/benchmarks.md).
+//! `cargo run -p xtask -- peers PYTHON SCRIPTS [ROUNDS [GROUP]]` times plica and PyTorch on the same step
+//! (docs/benchmarks.md); GROUP is one-rank, two-ranks or sharded, all without it.
 
 mod peers;
 
@@ -19,7 +20,8 @@ fn main() -> Result<()> {
                 bail!("peers needs a Python with torch and the folder of the peers' scripts")
             };
             let rounds = rest.first().map_or(Ok(3), |text| text.parse()).context("ROUNDS is a number")?;
-            peers::run(&peers::Options { python: python.clone(), scripts: scripts.into(), rounds })
+            let group = rest.get(1).cloned();
+            peers::run(&peers::Options { python: python.clone(), scripts: scripts.into(), rounds, group })
         }
         other => bail!("unknown chore {other:?}; known: features, peers"),
     }

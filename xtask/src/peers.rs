@@ -16,6 +16,8 @@ pub struct Options {
     pub scripts: PathBuf,
     /// Alternations.
     pub rounds: usize,
+    /// Only the comparisons of this name.
+    pub group: Option<String>,
 }
 
 /// One way to do a training step.
@@ -112,7 +114,14 @@ pub fn run(options: &Options) -> Result<()> {
     if !status.success() {
         bail!("plica does not build");
     }
-    for ways in [ONE_RANK, TWO_RANKS, TWO_RANKS_SHARDED] {
+    let groups = [("one-rank", ONE_RANK), ("two-ranks", TWO_RANKS), ("sharded", TWO_RANKS_SHARDED)];
+    if let Some(group) = &options.group
+        && groups.iter().all(|(name, _)| name != group)
+    {
+        bail!("unknown group {group:?}; known: one-rank, two-ranks, sharded");
+    }
+    let wanted = |name: &str| options.group.as_ref().is_none_or(|group| group == name);
+    for (_, ways) in groups.into_iter().filter(|(name, _)| wanted(name)) {
         let mut all: Vec<Measured> = ways.iter().map(|_| Measured::default()).collect();
         for round in 0..options.rounds {
             for (way, measured) in ways.iter().zip(&mut all) {

@@ -216,7 +216,7 @@ pub(crate) fn sum_over_sharers<T: Trainable>(counts: Vec<i64>, cx: &Cx<T>) -> Re
     if group.is_single() {
         return Ok(counts);
     }
-    let _phase = cx.phase(Phase::TpComm);
+    let _phase = cx.phase(if cx.mesh.tp().is_single() { Phase::CpComm } else { Phase::TpComm });
     let own = to_device(cx.device, [counts.len()], &counts);
     Ok(group.all_reduce(Purpose::Balance, &own, plica_comm::Reduce::Sum)?.to_vec())
 }
