@@ -15,7 +15,10 @@ fn ticking(schedule: &Schedule, times: &Times) -> Vec<Vec<u64>> {
     let rows: Vec<Vec<&Action>> =
         (0..schedule.ranks().len()).map(|r| schedule.actions(r).collect()).collect();
     let mut ends: Vec<Vec<u64>> = vec![Vec::new(); rows.len()];
-    for now in 0.. {
+    // One action at a time, each after a transfer, takes no longer: a clock beyond that means a deadlock.
+    let each = |action: &&Action| times.of(action) + times.overhead + times.transfer;
+    let latest = rows.iter().flatten().map(each).sum::<f64>().ceil() as u64;
+    for now in 0..=latest {
         for (rank, row) in rows.iter().enumerate() {
             let Some(action) = row.get(ends[rank].len()) else { continue };
             if ends[rank].last().is_some_and(|end| *end > now) {
@@ -51,10 +54,10 @@ fn ticking(schedule: &Schedule, times: &Times) -> Vec<Vec<u64>> {
             }
         }
         if rows.iter().zip(&ends).all(|(row, ends)| row.len() == ends.len()) {
-            break;
+            return ends;
         }
     }
-    ends
+    panic!("not every action began by {latest}: {ends:?}")
 }
 
 #[test]
