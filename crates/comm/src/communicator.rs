@@ -4,6 +4,7 @@
 //! every rank gets the same bits each time.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use plica_kernels::{DType, Device, Shape};
 
@@ -205,6 +206,10 @@ pub struct Finished {
     pub payloads: Vec<Payload>,
     /// Nanoseconds that the rank was blocked by others.
     pub wait_ns: u64,
+    /// When the operation needed nothing more from other ranks: the last byte had come or, where ranks share
+    /// memory, all had arrived (what is left then is a copy by the own thread). None: not known; the return of
+    /// `finish` stands for it.
+    pub done_at: Option<Instant>,
 }
 
 /// A started operation. Its input must not be written before `finish` has returned; when it has, no other rank

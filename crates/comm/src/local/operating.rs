@@ -70,6 +70,11 @@ impl Operating {
         }
     }
 
+    /// The stage from which the own output can be made without waiting.
+    fn readable(&self) -> Stage {
+        if self.two_phases { Stage::Settled } else { Stage::Arrived }
+    }
+
     /// Whether the own input is read in place, and not from a copy of the transport.
     pub(super) fn lends(&self) -> bool {
         self.lends
@@ -247,7 +252,9 @@ impl Started for LocalStarted {
     fn finish(self: Box<Self>) -> Result<Finished, CommError> {
         let wait_ns = self.0.wait()?.as_nanos() as u64;
         match std::mem::replace(&mut *lock(&self.0.state), State::Gone) {
-            State::Built(outputs) => Ok(Finished { payloads: outputs?, wait_ns }),
+            State::Built(outputs) => {
+                Ok(Finished { payloads: outputs?, wait_ns, done_at: self.0.slot.since(self.0.readable()) })
+            }
             other => unreachable!("waited for the output, found {other:?}"),
         }
     }

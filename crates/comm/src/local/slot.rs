@@ -3,7 +3,8 @@
 //! is released when all are done, also when some of them gave up their output.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
+use std::time::Instant;
 
 use crate::communicator::Request;
 use crate::error::Mismatch;
@@ -46,6 +47,8 @@ pub(super) struct Slot {
     done: Vec<AtomicBool>,
     done_count: AtomicUsize,
     stage: AtomicU8,
+    /// When each stage was reached.
+    reached: [OnceLock<Instant>; 4],
     /// Whether somebody waits for the release.
     lent: AtomicBool,
 }
@@ -61,6 +64,7 @@ impl Slot {
             done: (0..n).map(|_| AtomicBool::new(false)).collect(),
             done_count: AtomicUsize::new(0),
             stage: AtomicU8::new(Stage::Gathering as u8),
+            reached: Default::default(),
             lent: AtomicBool::new(false),
             parties,
         }
@@ -77,6 +81,16 @@ impl Slot {
             2 => Stage::Settled,
             _ => Stage::Released,
         }
+    }
+
+    fn reach(&self, stage: Stage) {
+        self.reached[stage as usize].get_or_init(Instant::now);
+        self.stage.store(stage as u8, Ordering::SeqCst);
+    }
+
+    /// When a stage was reached, if it was.
+    pub(super) fn since(&self, stage: Stage) -> Option<Instant> {
+        self.reached[stage as usize].get().copied()
     }
 
     /// Leaves a party's request. `true` when it was the last one: the parties have to be told.
@@ -105,7 +119,7 @@ impl Slot {
             entries.iter_mut().flatten().for_each(|entry| entry.request.payload = None);
         }
         *super::lock(&self.verdict) = Some(verdict);
-        self.stage.store(Stage::Arrived as u8, Ordering::SeqCst);
+        self.reach(Stage::Arrived);
         true
     }
 
@@ -153,7 +167,7 @@ impl Slot {
         }
         let last = self.settled.fetch_add(1, Ordering::SeqCst) + 1 == self.parties.len();
         if last {
-            self.stage.store(Stage::Settled as u8, Ordering::SeqCst);
+            self.reach(Stage::Settled);
         }
         last
     }
@@ -166,7 +180,7 @@ impl Slot {
         }
         self.entries.write().unwrap_or_else(PoisonError::into_inner).clear();
         self.published.write().unwrap_or_else(PoisonError::into_inner).clear();
-        self.stage.store(Stage::Released as u8, Ordering::SeqCst);
+        self.reach(Stage::Released);
         true
     }
 

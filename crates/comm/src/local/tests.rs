@@ -9,7 +9,7 @@ use plica_kernels::{Category, Device, Tensor};
 
 use super::{LocalOptions, World};
 use crate::record::{RecordOptions, Recorder};
-use crate::{CommError, Group, LaunchOptions, Purpose, Reduce, run_ranks};
+use crate::{CommError, Group, LaunchOptions, Operation, Purpose, Reduce, Request, run_ranks};
 
 fn world(ranks: usize) -> (Arc<World>, Vec<Group>) {
     let recorders: Vec<_> = (0..ranks).map(|r| Recorder::new(r, RecordOptions::default())).collect();
@@ -120,4 +120,25 @@ fn two_phases_give_the_bits_of_one() {
         Ok(())
     })
     .expect("no rank fails");
+}
+
+#[test]
+fn an_operation_is_done_when_the_last_rank_has_arrived_not_when_it_is_finished() {
+    let (world, _) = world(2);
+    let device = Device::cpu(1);
+    let barrier = || Request {
+        operation: Operation::Barrier,
+        purpose: Purpose::Control,
+        payload: None,
+        device: device.clone(),
+    };
+    let (early, late) = (world.communicator(0), world.communicator(1));
+    let first = early.start(barrier()).expect("started");
+    let before = Instant::now();
+    let second = late.start(barrier()).expect("started");
+    let after = Instant::now();
+    for started in [first, second] {
+        let done_at = started.finish().expect("both are here").done_at.expect("known");
+        assert!(before <= done_at && done_at <= after, "{before:?} {done_at:?} {after:?}");
+    }
 }
