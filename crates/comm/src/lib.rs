@@ -15,6 +15,7 @@ pub mod mesh;
 mod movement;
 pub mod payload;
 pub mod pending;
+pub mod process;
 pub mod record;
 pub mod suite;
 

@@ -141,6 +141,29 @@ impl Payload {
         with_tensor!(self, x => x.size_bytes())
     }
 
+    /// A tensor whose contents are unspecified; see [`Tensor::empty`].
+    pub(crate) fn empty(device: &Device, shape: Shape, dtype: DType, category: Category) -> Payload {
+        with_dtype!(dtype, T => T::wrap(Tensor::<T>::empty(device, shape, category)))
+    }
+
+    /// The elements as bytes in host memory.
+    ///
+    /// # Panics
+    /// On a device whose memory the host cannot read.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        with_tensor!(self, x => bytemuck::cast_slice(x.host().expect("memory that the host can read")))
+    }
+
+    /// The elements as bytes in host memory, for writing.
+    ///
+    /// # Panics
+    /// When the buffer is shared, or on a device whose memory the host cannot write.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        with_tensor!(self, x => {
+            bytemuck::cast_slice_mut(x.host_mut().expect("memory that the host can write"))
+        })
+    }
+
     /// The same elements in a buffer of another device.
     pub(crate) fn copied_to(&self, device: &Device) -> Payload {
         let whole = [(self, 0..self.len())];

@@ -28,6 +28,8 @@ pub use recorded::Recorded;
 pub struct Traffic {
     /// Bytes that left the rank.
     pub sent_bytes: u64,
+    /// Bytes that came to the rank; over all ranks their sum is that of the sent ones.
+    pub received_bytes: u64,
     /// Operations started.
     pub operations: u64,
     /// Nanoseconds that the rank was blocked by others.
@@ -39,6 +41,7 @@ pub struct Traffic {
 impl std::ops::AddAssign for Traffic {
     fn add_assign(&mut self, other: Traffic) {
         self.sent_bytes += other.sent_bytes;
+        self.received_bytes += other.received_bytes;
         self.operations += other.operations;
         self.wait_ns += other.wait_ns;
         self.exposed_ns += other.exposed_ns;
@@ -129,6 +132,11 @@ impl Recorder {
         self.lock().traffic.entry((purpose, group.into())).or_default().sent_bytes += bytes;
     }
 
+    /// Books bytes that came to this rank without an operation of its own (it read them at a peer).
+    pub fn count_received(&self, group: &str, purpose: Purpose, bytes: u64) {
+        self.lock().traffic.entry((purpose, group.into())).or_default().received_bytes += bytes;
+    }
+
     fn now_ns(&self) -> u64 {
         self.born.elapsed().as_nanos() as u64
     }
@@ -192,5 +200,30 @@ pub fn sent_bytes(request: &Request, rank: usize, size: usize) -> u64 {
         Operation::Broadcast { root } if *root == rank => bytes * others,
         Operation::Send { .. } => bytes,
         Operation::Broadcast { .. } | Operation::Receive { .. } | Operation::Barrier | Operation::Expose => 0,
+    }
+}
+
+/// Bytes that come to the rank at position `rank` of a group of `size` for this request, counted as in
+/// [`sent_bytes`]: what all ranks send is what all ranks receive.
+pub fn received_bytes(request: &Request, rank: usize, size: usize) -> u64 {
+    let others = size as u64 - 1;
+    let Some(payload) = &request.payload else {
+        return request.payload_bytes(); // of a receive; else there is nothing
+    };
+    let bytes = payload.size_bytes();
+    let rows_bytes = |rows: usize| (rows * payload.shape().row_len() * payload.dtype().size_bytes()) as u64;
+    match &request.operation {
+        Operation::AllReduce { .. } => sent_bytes(request, rank, size),
+        Operation::AllGather { rows } => rows_bytes(rows.iter().sum()) - bytes,
+        Operation::ReduceScatter { rows } => rows_bytes(rows[rank]) * others,
+        Operation::AllToAll { receive_rows, .. } => {
+            rows_bytes(receive_rows.iter().sum::<usize>() - receive_rows[rank])
+        }
+        Operation::Broadcast { root } if *root != rank => bytes,
+        Operation::Broadcast { .. }
+        | Operation::Send { .. }
+        | Operation::Receive { .. }
+        | Operation::Barrier
+        | Operation::Expose => 0,
     }
 }

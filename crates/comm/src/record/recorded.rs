@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::communicator::{Communicator, Finished, Purpose, Request, Started};
 use crate::error::CommError;
 
-use super::{Flight, FlightState, Recorder, Traffic, sent_bytes};
+use super::{Flight, FlightState, Recorder, Traffic, received_bytes, sent_bytes};
 
 /// A backend's communicator with the books of its rank.
 pub struct Recorded {
@@ -61,6 +61,7 @@ impl Communicator for Recorded {
         // Counted only after the backend has checked the request: its rows are then what they claim.
         let counted = request.clone();
         let started = self.inner.start(request)?;
+        let received_bytes = received_bytes(&counted, rank, size);
         let sent_bytes = sent_bytes(&counted, rank, size);
         let link = self.recorder.link_time(&self.name, &counted.operation, sent_bytes, size);
         drop(counted);
@@ -77,7 +78,7 @@ impl Communicator for Recorded {
             state: FlightState::Started,
         };
         let exposed_ns = entered.elapsed().as_nanos() as u64;
-        let traffic = Traffic { sent_bytes, operations: 1, wait_ns: 0, exposed_ns };
+        let traffic = Traffic { sent_bytes, received_bytes, operations: 1, wait_ns: 0, exposed_ns };
         let mut state = self.recorder.lock();
         *state.traffic.entry((purpose, self.name.clone())).or_default() += traffic;
         state.flights.push(flight);
@@ -97,6 +98,7 @@ impl Communicator for Recorded {
     }
 
     fn count_pulled(&self, source: usize, purpose: Purpose, bytes: u64) {
+        self.recorder.count_received(&self.name, purpose, bytes);
         self.inner.count_pulled(source, purpose, bytes);
     }
 

@@ -11,6 +11,7 @@ pub(super) const CASES: &[Case] = &[
     Case { name: "bytes of cycles of data parallelism", run: cycles },
     Case { name: "bytes of unequal rows", run: unequal },
     Case { name: "a sum is a reduce-scatter and an all-gather", run: sum_in_two_steps },
+    Case { name: "what all ranks send is what all ranks receive", run: both_ends },
     Case { name: "the same bits again", run: repeats },
 ];
 
@@ -70,6 +71,44 @@ fn unequal(launcher: &dyn Launcher) -> Result<(), BoxError> {
         }
         let bytes = sent(ctx, Purpose::Pipeline);
         ensure(bytes == if ctx.rank == 0 { 40 } else { 0 }, || format!("message: {bytes}"))
+    })
+}
+
+/// Every rank tells what it has sent and received of each purpose; a group of uneven rows, so that they differ.
+fn both_ends(launcher: &dyn Launcher) -> Result<(), BoxError> {
+    let rows = vec![vec![1, 2, 0], vec![5, 0, 4], vec![0, 3, 2]];
+    on_ranks(launcher, 3, LaunchOptions::default(), |ctx| {
+        for (kind, purpose) in Kind::all(3).into_iter().zip(Purpose::ALL) {
+            let plan = Plan { kind, rows: rows.clone(), columns: 7, seed: 2 };
+            drop(plan.start::<f32>(&ctx.world, purpose)?.finish()?);
+        }
+        let x = Tensor::<f64>::zeros(&ctx.device, [5], Category::Activation);
+        match ctx.rank {
+            0 => ctx.world.send(Purpose::Metrics, &x, 2)?,
+            2 => drop(ctx.world.receive::<f64>(Purpose::Metrics, &ctx.device, 0, [5])?),
+            _ => {}
+        }
+        let books = Purpose::ALL.map(|p| ctx.recorder.by_purpose(p));
+        let ends: Vec<usize> =
+            books.iter().flat_map(|t| [t.sent_bytes as usize, t.received_bytes as usize]).collect();
+        let all = ctx.world.exchange_counts(Purpose::Control, &ctx.device, &ends)?;
+        for (i, purpose) in Purpose::ALL.into_iter().enumerate() {
+            let sum = |end: usize| all.iter().map(|rank| rank[2 * i + end]).sum::<usize>();
+            let (sent, received) = (sum(0), sum(1));
+            ensure(sent == received, || format!("{purpose}: {sent} bytes sent, {received} received"))?;
+            ensure(i >= Kind::all(3).len() || sent > 0, || format!("{purpose}: nothing was counted"))?;
+        }
+        let row_bytes = 7 * 4;
+        // Of the plans: all-gather of 1, 5, 0 rows; reduce-scatter of 3 rows in parts of 1, 2, 0; all-to-all.
+        let own = [5, 1, 6][ctx.rank] * row_bytes;
+        let gathered = books[3].received_bytes;
+        ensure(gathered == own, || format!("gathered on {}: {gathered}, should be {own}", ctx.rank))?;
+        let own = [2, 4, 0][ctx.rank] * row_bytes;
+        let scattered = books[4].received_bytes;
+        ensure(scattered == own, || format!("summed on {}: {scattered}, should be {own}", ctx.rank))?;
+        let own = [5, 5, 4][ctx.rank] * row_bytes;
+        let exchanged = books[5].received_bytes;
+        ensure(exchanged == own, || format!("exchanged on {}: {exchanged}, should be {own}", ctx.rank))
     })
 }
 

@@ -162,8 +162,10 @@ fn exposed(launcher: &dyn Launcher) -> Result<(), BoxError> {
         drop(all);
         ctx.world.barrier(Purpose::Control)?;
         ensure(x.is_unique(), || "the tensor is still held".into())?;
-        let sent = ctx.recorder.by_purpose(Purpose::Dispatch).sent_bytes;
-        ensure(sent == 2 * x.size_bytes(), || format!("{sent} bytes counted on rank {}", ctx.rank))
+        let books = ctx.recorder.by_purpose(Purpose::Dispatch);
+        ensure(books.sent_bytes == 2 * x.size_bytes(), || format!("{books:?} on rank {}", ctx.rank))?;
+        let others: u64 = (0..3).filter(|&r| r != ctx.rank as u64).map(|r| r * 8).sum();
+        ensure(books.received_bytes == others, || format!("{books:?}, read {others} on {}", ctx.rank))
     })
 }
 
