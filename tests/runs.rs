@@ -136,6 +136,7 @@ impl Runs {
             quiet: true,
             lenient: false,
             budget_bytes,
+            record: plica_comm::RecordOptions::default(),
         }
     }
 

@@ -18,5 +18,6 @@ pub mod pipeline;
 pub mod report;
 pub mod schedule_view;
 pub mod step;
+pub mod trace;
 pub mod trainer;
 pub mod verify;

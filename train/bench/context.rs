@@ -20,6 +20,7 @@ use plica_kernels::rng::{Purpose as Draw, Stream};
 use plica_kernels::{Category, Tensor};
 
 use super::{Figure, rate};
+use crate::trace::LinkArguments;
 
 /// Arguments of `plica bench context`.
 #[derive(Debug, Args)]
@@ -42,6 +43,8 @@ pub struct ContextBench {
     /// Repetitions.
     #[arg(long, default_value_t = 3, value_name = "N")]
     repetitions: usize,
+    #[command(flatten)]
+    links: LinkArguments,
 }
 
 /// The ways in the order of the table.
@@ -88,7 +91,11 @@ impl ContextBench {
         );
         let mut figures = Vec::new();
         for &tokens in &self.tokens {
-            let options = LaunchOptions { threads_per_rank: 1, ..LaunchOptions::default() };
+            let options = LaunchOptions {
+                threads_per_rank: 1,
+                record: self.links.record(),
+                ..LaunchOptions::default()
+            };
             let measured = run_ranks(ranks, options, |context| self.rank(&context, tokens))?;
             let times = measured.into_iter().next().expect("rank 0");
             figures.extend(self.figures(tokens, &times));

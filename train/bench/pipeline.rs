@@ -16,6 +16,7 @@ use super::{Figure, rate};
 use crate::batch::{self, BatchPlan};
 use crate::config::{Config, Precision};
 use crate::data::{Data, Split};
+use crate::trace::LinkArguments;
 use crate::trainer::engine;
 
 /// Arguments of `plica bench pipeline`.
@@ -42,6 +43,8 @@ pub struct PipelineBench {
     /// Steps before.
     #[arg(long, default_value_t = 1, value_name = "N")]
     warm: usize,
+    #[command(flatten)]
+    links: LinkArguments,
 }
 
 /// Spans of each measured step, and its seconds.
@@ -75,7 +78,8 @@ impl PipelineBench {
         anyhow::ensure!(config.pipeline.is_some(), "--ranks {}: a pipeline has at least 2 ranks", self.ranks);
         let data = Data::load(&config.data, cargo_home)?;
         let (world, origin) = (config.layout.world(), Instant::now());
-        let options = LaunchOptions { threads_per_rank: 1, ..LaunchOptions::default() };
+        let options =
+            LaunchOptions { threads_per_rank: 1, record: self.links.record(), ..LaunchOptions::default() };
         let ranks = match config.train.precision {
             Precision::F32 => {
                 run_ranks(world, options, |r| self.rank::<f32>(r, &config, &data, origin, stop))

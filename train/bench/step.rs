@@ -15,6 +15,7 @@ use crate::batch::{self, BatchPlan};
 use crate::config::{Config, Precision};
 use crate::data::{Data, Split};
 use crate::model::flops;
+use crate::trace::LinkArguments;
 use crate::trainer::{engine, threads_per_rank};
 
 /// Arguments of `plica bench step`.
@@ -35,6 +36,8 @@ pub struct StepBench {
     /// Print where the time goes.
     #[arg(long)]
     phases: bool,
+    #[command(flatten)]
+    links: LinkArguments,
 }
 
 /// Seconds of the steps and the mean time by phase of one rank.
@@ -75,7 +78,11 @@ impl StepBench {
         let data = Data::load(&config.data, cargo_home)?;
         let threads = threads_per_rank(&config, cores);
         let world = config.layout.world();
-        let options = LaunchOptions { threads_per_rank: threads, ..LaunchOptions::default() };
+        let options = LaunchOptions {
+            threads_per_rank: threads,
+            record: self.links.record(),
+            ..LaunchOptions::default()
+        };
         let ranks = match config.train.precision {
             Precision::F32 => run_ranks(world, options, |rank| self.rank::<f32>(rank, &config, &data, stop)),
             Precision::F64 => run_ranks(world, options, |rank| self.rank::<f64>(rank, &config, &data, stop)),

@@ -9,6 +9,7 @@ use clap::Args;
 use super::{Surroundings, columns, interactive};
 use crate::config::{Config, DEFAULT_PRESET};
 use crate::report::{line_plot_svg, load_heatmap_svg};
+use crate::trace::LinkArguments;
 use crate::trainer::{Finished, RunContext, config_of_run, newest_run, pretrain};
 
 /// Folder of the runs that name none.
@@ -55,6 +56,8 @@ pub(super) struct Pretrain {
     /// Largest number of live bytes of a rank; the run ends with what is live when it is passed.
     #[arg(long, value_name = "BYTES")]
     memory_budget: Option<u64>,
+    #[command(flatten)]
+    links: LinkArguments,
 }
 
 impl Pretrain {
@@ -122,6 +125,7 @@ impl Pretrain {
             quiet: false,
             lenient: self.lenient,
             budget_bytes: self.memory_budget,
+            record: self.links.record(),
         };
         let finished = pretrain(&config, &context)?;
         finish(&finished)?;

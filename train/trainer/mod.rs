@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use plica_comm::RecordOptions;
 use plica_comm::launch::{LaunchOptions, run_ranks};
 use plica_kernels::{Device, bf16, probe};
 
@@ -47,6 +48,8 @@ pub struct RunContext<'a> {
     pub lenient: bool,
     /// Limit of a rank's live bytes.
     pub budget_bytes: Option<u64>,
+    /// Delays, modelled links and failures of the communication.
+    pub record: RecordOptions,
 }
 
 /// What a run leaves behind.
@@ -96,7 +99,7 @@ pub fn pretrain(config: &Config, context: &RunContext<'_>) -> anyhow::Result<Fin
         threads_per_rank: threads_per_rank(config, context.cores),
         budget_bytes: context.budget_bytes,
         deadline: DEADLINE,
-        ..LaunchOptions::default()
+        record: context.record.clone(),
     };
     let threads = options.threads_per_rank * config.layout.world();
     screen::announce(&shared, options.threads_per_rank);

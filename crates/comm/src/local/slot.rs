@@ -3,7 +3,7 @@
 //! is released when all are done, also when some of them gave up their output.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Instant;
 
 use crate::communicator::Request;
@@ -48,7 +48,7 @@ pub(super) struct Slot {
     done_count: AtomicUsize,
     stage: AtomicU8,
     /// When each stage was reached.
-    reached: [OnceLock<Instant>; 4],
+    reached: Mutex<[Option<Instant>; 4]>,
     /// Whether somebody waits for the release.
     lent: AtomicBool,
 }
@@ -64,7 +64,7 @@ impl Slot {
             done: (0..n).map(|_| AtomicBool::new(false)).collect(),
             done_count: AtomicUsize::new(0),
             stage: AtomicU8::new(Stage::Gathering as u8),
-            reached: Default::default(),
+            reached: Mutex::default(),
             lent: AtomicBool::new(false),
             parties,
         }
@@ -84,13 +84,13 @@ impl Slot {
     }
 
     fn reach(&self, stage: Stage) {
-        self.reached[stage as usize].get_or_init(Instant::now);
+        super::lock(&self.reached)[stage as usize] = Some(Instant::now());
         self.stage.store(stage as u8, Ordering::SeqCst);
     }
 
     /// When a stage was reached, if it was.
     pub(super) fn since(&self, stage: Stage) -> Option<Instant> {
-        self.reached[stage as usize].get().copied()
+        super::lock(&self.reached)[stage as usize]
     }
 
     /// Leaves a party's request. `true` when it was the last one: the parties have to be told.
