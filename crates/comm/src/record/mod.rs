@@ -1,13 +1,17 @@
 //! What passes between ranks, seen from one rank: bytes sent, operations and times by (purpose, group), the
-//! last operations as a log, and on request seeded delays, a model of a slower link, and a failure. Everything
+//! last operations as a log, exposed and hidden time, and on request every operation with its times, seeded delays, a model of a slower link, and a failure. Everything
 //! goes through [`Recorded`], the wrapper round every backend. Bytes are those of the ring algorithms: what
 //! leaves the rank at least, whatever a backend really copies. Times in nanoseconds.
 
+mod event;
+mod exposure;
 mod flight;
 mod options;
 mod recorded;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_trace;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,6 +23,8 @@ use plica_kernels::rng::{Purpose as Draw, Stream};
 use crate::communicator::{Operation, Purpose, Request};
 use crate::error::CommError;
 
+pub use event::{CommTrace, OperationEvent, PulledEvent};
+pub use exposure::Exposure;
 pub use flight::{Flight, FlightState};
 pub use options::{Delay, Failure, FailureKind, Link, RecordOptions};
 pub use recorded::Recorded;
@@ -53,6 +59,9 @@ struct State {
     traffic: BTreeMap<(Purpose, Arc<str>), Traffic>,
     started: u64,
     flights: flight::Log,
+    exposures: exposure::Exposures,
+    /// While the recorder traces.
+    trace: Option<CommTrace>,
 }
 
 /// The books of one rank, shared by all its groups.
@@ -106,6 +115,26 @@ impl Recorder {
         sum
     }
 
+    /// Exposed and hidden time of a purpose, or of all together (where purposes overlap, moments count once).
+    pub fn exposure(&self, purpose: Option<Purpose>) -> Exposure {
+        self.lock().exposures.of(purpose)
+    }
+
+    /// When the recorder was made: the origin of its times.
+    pub fn born(&self) -> Instant {
+        self.born
+    }
+
+    /// Keeps every operation from now on, until [`Recorder::take_trace`].
+    pub fn start_trace(&self) {
+        self.lock().trace = Some(CommTrace::default());
+    }
+
+    /// What was kept since [`Recorder::start_trace`]; nothing is kept from now on.
+    pub fn take_trace(&self) -> CommTrace {
+        self.lock().trace.take().unwrap_or_default()
+    }
+
     /// Operations started since the start (not reset).
     pub fn operations(&self) -> u64 {
         self.lock().started
@@ -113,7 +142,9 @@ impl Recorder {
 
     /// Sets the sums to zero; the log stays.
     pub fn reset_traffic(&self) {
-        self.lock().traffic.clear();
+        let mut state = self.lock();
+        state.traffic.clear();
+        state.exposures.reset();
     }
 
     /// The last operations, oldest first.
@@ -129,16 +160,60 @@ impl Recorder {
 
     /// Books bytes that left this rank without an operation of its own (a peer read them).
     pub fn count_sent(&self, group: &str, purpose: Purpose, bytes: u64) {
-        self.lock().traffic.entry((purpose, group.into())).or_default().sent_bytes += bytes;
+        self.count_pulled(group, purpose, (bytes, 0));
     }
 
     /// Books bytes that came to this rank without an operation of its own (it read them at a peer).
     pub fn count_received(&self, group: &str, purpose: Purpose, bytes: u64) {
-        self.lock().traffic.entry((purpose, group.into())).or_default().received_bytes += bytes;
+        self.count_pulled(group, purpose, (0, bytes));
     }
 
-    fn now_ns(&self) -> u64 {
-        self.born.elapsed().as_nanos() as u64
+    fn count_pulled(&self, group: &str, purpose: Purpose, (sent_bytes, received_bytes): (u64, u64)) {
+        let (group, at_ns): (Arc<str>, u64) = (group.into(), self.ns(Instant::now()));
+        let mut state = self.lock();
+        if let Some(trace) = &mut state.trace {
+            let group = group.clone();
+            trace.pulled.push(PulledEvent { group, purpose, sent_bytes, received_bytes, at_ns });
+        }
+        *state.traffic.entry((purpose, group)).or_default() +=
+            Traffic { sent_bytes, received_bytes, ..Traffic::default() };
+    }
+
+    /// A moment as nanoseconds since the recorder was made.
+    fn ns(&self, moment: Instant) -> u64 {
+        moment.saturating_duration_since(self.born).as_nanos() as u64
+    }
+
+    /// Books an operation whose begin half ends now.
+    fn begun(&self, mut event: OperationEvent, request: String) {
+        let (purpose, entered_ns) = (event.purpose, event.begin_ns.0);
+        let mut state = self.lock();
+        let left_ns = self.ns(Instant::now());
+        event.begin_ns.1 = left_ns;
+        let sums = Traffic {
+            sent_bytes: event.sent_bytes,
+            received_bytes: event.received_bytes,
+            operations: 1,
+            wait_ns: 0,
+            exposed_ns: left_ns - entered_ns,
+        };
+        *state.traffic.entry((purpose, event.group.clone())).or_default() += sums;
+        state.exposures.begin(event.index, purpose, event.begin_ns);
+        state.flights.push(Flight {
+            index: event.index,
+            group: event.group.clone(),
+            sequence: event.sequence,
+            request,
+            purpose,
+            sent_bytes: event.sent_bytes,
+            start_ns: entered_ns,
+            end_ns: 0,
+            wait_ns: 0,
+            state: FlightState::Started,
+        });
+        if let Some(trace) = &mut state.trace {
+            trace.operations.push(event);
+        }
     }
 
     /// Gives the operation its number, fails it or puts it off, as the options say.

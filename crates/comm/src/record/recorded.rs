@@ -1,12 +1,12 @@
 //! The one gate: a communicator that hands every operation to the recorder before and after the backend.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::communicator::{Communicator, Finished, Purpose, Request, Started};
 use crate::error::CommError;
 
-use super::{Flight, FlightState, Recorder, Traffic, received_bytes, sent_bytes};
+use super::{FlightState, OperationEvent, Recorder, received_bytes, sent_bytes};
 
 /// A backend's communicator with the books of its rank.
 pub struct Recorded {
@@ -57,38 +57,33 @@ impl Communicator for Recorded {
         let (rank, size) = (self.rank(), self.size());
         let index = self.recorder.before(&self.name, &request)?;
         let (purpose, text) = (request.purpose, request.describe());
-        let start_ns = self.recorder.now_ns();
         // Counted only after the backend has checked the request: its rows are then what they claim.
         let counted = request.clone();
         let started = self.inner.start(request)?;
         let received_bytes = received_bytes(&counted, rank, size);
         let sent_bytes = sent_bytes(&counted, rank, size);
         let link = self.recorder.link_time(&self.name, &counted.operation, sent_bytes, size);
-        drop(counted);
-        let flight = Flight {
+        let event = OperationEvent {
             index,
             group: self.name.clone(),
             sequence: started.sequence(),
-            request: text,
+            operation: counted.operation.name(),
             purpose,
             sent_bytes,
-            start_ns,
-            end_ns: 0,
-            wait_ns: 0,
-            state: FlightState::Started,
+            received_bytes,
+            begin_ns: (self.recorder.ns(entered), 0),
+            finish_ns: None,
+            done_ns: None,
         };
-        let exposed_ns = entered.elapsed().as_nanos() as u64;
-        let traffic = Traffic { sent_bytes, received_bytes, operations: 1, wait_ns: 0, exposed_ns };
-        let mut state = self.recorder.lock();
-        *state.traffic.entry((purpose, self.name.clone())).or_default() += traffic;
-        state.flights.push(flight);
-        drop(state);
+        drop(counted);
+        self.recorder.begun(event, text);
         Ok(Box::new(RecordedStarted {
             inner: Some(started),
             recorder: self.recorder.clone(),
             name: self.name.clone(),
             purpose,
             index,
+            entered,
             ready: link.map(|time| entered + time),
         }))
     }
@@ -113,17 +108,31 @@ struct RecordedStarted {
     name: Arc<str>,
     purpose: Purpose,
     index: u64,
+    /// When the begin half was entered.
+    entered: Instant,
     /// When the modelled link is through.
     ready: Option<Instant>,
 }
 
 impl RecordedStarted {
-    fn close(&self, end: FlightState, wait_ns: u64, exposed: Duration) {
-        let end_ns = self.recorder.now_ns();
+    /// Books the end: blocked nanoseconds, when the finish half was entered (given up: none) and when the operation
+    /// needed nothing more (failed: none).
+    fn close(&self, end: FlightState, wait_ns: u64, finish: Option<Instant>, done: Option<Instant>) {
         let mut state = self.recorder.lock();
+        let end_ns = self.recorder.ns(Instant::now());
+        let inside = finish.map(|entered| (self.recorder.ns(entered), end_ns));
+        let done = done.map(|done| self.recorder.ns(done.max(self.entered)).min(end_ns));
         let sums = state.traffic.entry((self.purpose, self.name.clone())).or_default();
         sums.wait_ns += wait_ns;
-        sums.exposed_ns += exposed.as_nanos() as u64;
+        sums.exposed_ns += inside.map_or(0, |(from, to)| to - from);
+        match inside {
+            // What failed was never done: it hides nothing.
+            Some(inside) => state.exposures.finish(self.index, self.purpose, inside, done.unwrap_or(0)),
+            None => state.exposures.forget(self.index),
+        }
+        if let Some(event) = state.trace.as_mut().and_then(|trace| trace.find(self.index)) {
+            (event.finish_ns, event.done_ns) = (inside, done);
+        }
         if let Some(flight) = state.flights.find(self.index) {
             flight.end_ns = end_ns;
             flight.wait_ns = wait_ns;
@@ -140,13 +149,18 @@ impl Started for RecordedStarted {
     fn finish(mut self: Box<Self>) -> Result<Finished, CommError> {
         let entered = Instant::now();
         let result = self.inner.take().expect("finished once").finish();
-        if let Some(left) = self.ready.and_then(|ready| ready.checked_duration_since(Instant::now())) {
+        let returned = Instant::now();
+        if let Some(left) = self.ready.and_then(|ready| ready.checked_duration_since(returned)) {
             std::thread::sleep(left);
         }
         match &result {
-            Ok(finished) => self.close(FlightState::Finished, finished.wait_ns, entered.elapsed()),
+            Ok(finished) => {
+                let done = finished.done_at.unwrap_or(returned);
+                let done = self.ready.map_or(done, |ready| ready.max(done));
+                self.close(FlightState::Finished, finished.wait_ns, Some(entered), Some(done));
+            }
             Err(error) => {
-                self.close(FlightState::Failed(error.to_string()), 0, entered.elapsed());
+                self.close(FlightState::Failed(error.to_string()), 0, Some(entered), None);
                 if matches!(error, CommError::Deadline { .. }) {
                     tracing::error!("{}", self.recorder.dump());
                 }
@@ -159,7 +173,7 @@ impl Started for RecordedStarted {
 impl Drop for RecordedStarted {
     fn drop(&mut self) {
         if self.inner.take().is_some() {
-            self.close(FlightState::Dropped, 0, Duration::ZERO);
+            self.close(FlightState::Dropped, 0, None, None);
         }
     }
 }
