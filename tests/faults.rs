@@ -194,12 +194,14 @@ fn a_budget_that_is_too_small_says_category_request_and_live_bytes() {
 
 #[test]
 fn s08_weights_that_are_nan_stop_the_run_and_the_checkpoint_stays() {
-    let router = ["layer 1", "NaN", "token"];
-    let diverged = ["NaN", "diverged", "lower the learning rate"];
+    let places = [
+        ("final_norm", "first not finite is the final norm, micro-batch 0"),
+        ("moe.router", "first not finite is layer 1, router, micro-batch 0"),
+        ("experts.2", "first not finite is layer 1, experts, micro-batch 0"),
+    ];
     for (layout, name) in [(ONE, "one"), (FOLDED, "folded")] {
         let runs = Runs::new("nan");
-        for (tensor, wanted) in [("final_norm", &diverged), ("moe.router", &router), ("experts.2", &diverged)]
-        {
+        for (tensor, place) in places {
             let run = format!("{name}-{tensor}");
             runs.train(&run, &[layout, &["run.steps=2"]]).unwrap();
             let checkpoint = runs.checkpoint(&run, 2);
@@ -214,7 +216,7 @@ fn s08_weights_that_are_nan_stop_the_run_and_the_checkpoint_stays() {
             let error = within_seconds("NaN", || runs.train(&run, &[layout, &[&resume]]).unwrap_err());
             let text = format!("{error:#}");
             assert!(text.starts_with("rank "), "{text}");
-            for part in wanted {
+            for part in [place, "NaN", tensor, "the run diverged", "lower the learning rate"] {
                 assert!(text.contains(part), "{part}: {text}");
             }
             assert_eq!(open(&runs.run(&run)).unwrap().0.manifest.step, 2);

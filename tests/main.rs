@@ -17,6 +17,7 @@ mod golden;
 mod golden_ops;
 mod interrupted;
 mod lexer;
+mod non_finite;
 mod pipeline;
 mod pipeline_random;
 mod pipeline_runs;

@@ -19,6 +19,9 @@ pub struct StepRecord {
     /// Cross-entropy over the valid targets of the global batch, in nats.
     #[serde(with = "nullable")]
     pub loss: f64,
+    /// Whether the step was left out because it was not finite.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub skipped: bool,
     /// Loss on the held-out part, where it was measured at this step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_loss: Option<f64>,
@@ -86,6 +89,9 @@ impl StepRecord {
             self.grad_norm,
             human::rate(self.tokens_per_s(), "tok/s"),
         );
+        if self.skipped {
+            line.push_str("  left out");
+        }
         for (name, value) in self.load.iter().chain(&self.auxiliary) {
             line.push_str(&format!("  {name} {value:.3}"));
         }

@@ -5,6 +5,9 @@
 //! go over the stages too, as vectors that have one length on all of them. Leaves out where batches come from and
 //! what is done with the numbers.
 
+mod diagnosis;
+mod non_finite;
+
 use plica_comm::{Mesh, Purpose, RankContext, Recorder, Reduce};
 use plica_dense::pipeline::{Schedule, Span, Timeline, execute};
 use plica_dense::{
@@ -20,6 +23,9 @@ use std::time::Instant;
 
 use crate::model::{InFlight, Model, build};
 use crate::pipeline::{PipelinePlan, PipelineUse, Run, Spent, Stages, TIED_TABLE};
+
+pub use diagnosis::{Diagnosis, Finding};
+pub use non_finite::{Attempt, NotFinite, Skips};
 
 /// What a step needs beside model and parameters.
 #[derive(Clone, Debug)]
@@ -54,6 +60,8 @@ pub struct Engine<T: Trainable> {
     pub phases: Phases,
     /// Everything else.
     pub settings: StepSettings,
+    /// Steps that were left out because they were not finite; whoever leaves one out counts it.
+    pub skips: Skips,
     /// How the model is run over a pipeline; none: this rank holds all layers.
     pub pipeline: Option<PipelinePlan>,
     /// What the last pass over the pipeline did when, since an origin of its own; give all ranks one to compare them.
@@ -117,6 +125,11 @@ pub struct StepSums {
 }
 
 impl StepSums {
+    /// Whether loss and router logits are finite.
+    fn is_finite(&self) -> bool {
+        self.loss.nll_sum.is_finite() && !self.layers.iter().any(|(_, report)| report.z_sum.is_nan())
+    }
+
     /// Adds a micro-batch.
     pub(crate) fn add(&mut self, loss: LossSum, reports: &[(usize, MoeReport)]) {
         self.loss.add(loss);
@@ -200,6 +213,7 @@ impl<T: Trainable> Engine<T> {
             recorder: context.recorder.clone(),
             mesh,
             settings,
+            skips: Skips::default(),
             timeline: Timeline::since(Instant::now()),
             step_spans: Vec::new(),
             spent: Spent::new(plan.pipeline.map_or(0, |pipeline| pipeline.parts().len())),
@@ -362,18 +376,6 @@ impl<T: Trainable> Engine<T> {
             self.with_cx(info, step, |model, cx| model.backward(in_flight, cx))?;
         }
         Ok(())
-    }
-
-    /// A whole step: forward, backward, update, selection bias.
-    ///
-    /// # Errors
-    /// A collective or a layer failed, or the gradient norm is not finite (nothing is updated then).
-    pub fn step(&mut self, step: u64, micros: &[TokenBatch]) -> Result<StepOutcome, Error> {
-        let sums = self.forward_backward(step, micros)?;
-        let lr = self.settings.lr.at(step);
-        let report = self.optimizer.step(&mut self.params, &self.grads, &self.mesh, &self.phases, lr)?;
-        self.update_bias(&sums);
-        Ok(StepOutcome { loss: sums.loss, grad_norm: report.grad_norm, lr, layers: sums.layers })
     }
 
     /// How busy the ranks of the pipeline were so far, the same on all ranks, which all call it; none without a

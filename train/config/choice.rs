@@ -194,6 +194,15 @@ choice!(
     }
 );
 choice!(
+    /// What becomes of a step whose loss or gradients are not finite.
+    NonFinite {
+        /// The run ends.
+        Stop = "stop",
+        /// The update is left out.
+        Skip = "skip",
+    }
+);
+choice!(
     /// How files become tokens.
     DataFormat {
         /// By the files' endings.

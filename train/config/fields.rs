@@ -153,6 +153,8 @@ pub(super) const FIELDS: &[(&str, Kind, &str)] = &[
     ("train.clip", Kind::Number, "greatest norm of all gradients; 0: no clipping"),
     ("train.precision", Kind::Word(Precision::NAMES), "element type of weights and activations"),
     ("train.recompute", Kind::Words(Recompute::NAMES), "what is computed again in the backward pass"),
+    ("train.non_finite", Kind::Word(NonFinite::NAMES), "a step whose loss or gradients are not finite: end the run, or leave the update out on all ranks (docs/faults.md)"),
+    ("train.skip_limit", Kind::Count, "skip: so many such steps one after the other end the run"),
     ("data.source", Kind::Text, "registry (Rust sources of cargo), synthetic (random ids), or a file, folder or glob"),
     ("data.format", Kind::Word(DataFormat::NAMES), "how files become tokens; auto: by their endings"),
     ("data.field", Kind::Text, "text field of JSONL records"),

@@ -215,6 +215,8 @@ pub(super) struct LowTrain {
     pub(super) clip: f64,
     pub(super) precision: Precision,
     pub(super) recompute: OneOrMany<Recompute>,
+    pub(super) non_finite: NonFinite,
+    pub(super) skip_limit: u64,
 }
 
 impl Default for LowTrain {
@@ -234,6 +236,8 @@ impl Default for LowTrain {
             clip: 1.0,
             precision: Precision::F32,
             recompute: OneOrMany::One(Recompute::None),
+            non_finite: NonFinite::Stop,
+            skip_limit: 10,
         }
     }
 }

@@ -27,8 +27,8 @@ mod tests_pipeline;
 mod tests_rules;
 
 pub use choice::{
-    Balance, CapacityScope, ContextMethod, Dispatch, DropPolicy, PipelineSchedule, Precision, QkNorm,
-    Recompute, Schedule, Score, ScoreOrder, Selection,
+    Balance, CapacityScope, ContextMethod, Dispatch, DropPolicy, NonFinite, PipelineSchedule, Precision,
+    QkNorm, Recompute, Schedule, Score, ScoreOrder, Selection,
 };
 pub use decimal::Decimal;
 pub use error::{ConfigError, ConfigErrors};

@@ -170,4 +170,8 @@ pub struct TrainConfig {
     pub precision: Precision,
     /// What is computed again; empty: nothing. `Full` stands alone.
     pub recompute: Vec<Recompute>,
+    /// What becomes of a step that is not finite.
+    pub non_finite: NonFinite,
+    /// Such steps one after the other that end the run, at least 1.
+    pub skip_limit: u64,
 }

@@ -162,6 +162,7 @@ fn model_train_data_and_run() {
             "train.decay_steps = 101: the final decay cannot be longer",
         ),
         ("train.recompute=[\"full\",\"moe\"]", "train.recompute = full, moe: none and full stand alone"),
+        ("train.skip_limit=0", "train.skip_limit = 0: it is a number of skipped steps, at least 1"),
         ("train.seq_len=0", "train.seq_len = 0: it must be at least 1"),
         ("run.steps=0", "run.steps = 0: it must be at least 1"),
         ("run.log_every=0", "run.log_every = 0: it must be at least 1"),

@@ -279,6 +279,8 @@ pub fn moe_config(moe: &config::MoeConfig) -> MoeConfig {
             _ => plica_moe::config::CapacityScope::Sequence,
         },
         shared: (moe.shared_ffn > 0).then_some(SharedExperts { ffn: moe.shared_ffn, gate: false }),
+        // A step that is not finite is found where all ranks find it, and left out or ends the run there.
+        carry_non_finite: true,
         ..MoeConfig::new(moe.experts, moe.top_k, moe.ffn)
     }
 }

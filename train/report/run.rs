@@ -18,6 +18,8 @@ pub struct RunReport {
     pub parameters: (u64, u64),
     /// Steps done.
     pub steps: u64,
+    /// Steps that were left out because they were not finite.
+    pub skipped: u64,
     /// Tokens trained on.
     pub tokens: u64,
     /// Wall-clock seconds of the steps.
@@ -107,6 +109,12 @@ impl RunReport {
                 human::scaled(self.peak_flops_per_s, "FLOP/s")
             ));
         }
+        if self.skipped > 0 {
+            let (skipped, steps) = (self.skipped, human::count(self.steps));
+            lines.push(format!(
+                "left out     {skipped} of {steps} steps, whose loss or gradients were not finite"
+            ));
+        }
         let ends = |points: &[(f64, f64)]| Some((points.first()?.1, points.last()?.1));
         if let Some((first, last)) = ends(&self.loss) {
             lines.push(format!("train loss   {first:.4} -> {last:.4} nats"));
@@ -148,6 +156,12 @@ mod tests {
              train loss   5.5000 -> 2.5000 nats\n\
              validation   1.3863 -> 1.3863 nats (2.000 bits)\n"
         );
+    }
+
+    #[test]
+    fn steps_that_were_left_out_are_told() {
+        let facts = RunReport { skipped: 2, ..report() }.facts();
+        assert!(facts.contains("left out     2 of 100 steps, whose loss"), "{facts}");
     }
 
     #[test]

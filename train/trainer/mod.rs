@@ -6,6 +6,7 @@ mod gather;
 mod rank;
 mod save;
 mod screen;
+mod skip;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -11,7 +11,7 @@ use plica_kernels::ledger::Snapshot;
 
 use super::gather::{self, Books, LayerWindow};
 use super::screen::Screen;
-use super::{Shared, save};
+use super::{Shared, save, skip};
 use crate::batch::{self, BatchPlan};
 use crate::checkpoint::{Found, Store};
 use crate::config::Config;
@@ -20,7 +20,7 @@ use crate::metrics::StepRecord;
 use crate::model::{build, flops};
 use crate::report::RunReport;
 use crate::schedule_view::{measured_views, picture::picture_svg};
-use crate::step::{Engine, StepOutcome, StepSettings};
+use crate::step::{Engine, NotFinite, StepOutcome, StepSettings};
 
 /// Builds the engine of a rank from the configuration.
 ///
@@ -154,14 +154,7 @@ impl<T: Trainable> Rank<'_, T> {
             &self.engine.device,
         )?;
         drop(data);
-        let outcome = self.engine.step(step, &micros)?;
-        if !outcome.loss.nll_sum.is_finite() {
-            anyhow::bail!(
-                "loss is {} at step {}: the run diverged; lower train.lr or look for bad data",
-                outcome.loss.mean(),
-                step + 1
-            );
-        }
+        let outcome = skip::step(&mut self.engine, self.shared, self.screen.as_ref(), step, &micros)?;
         let seconds = started.elapsed().as_secs_f64();
         let counted = Books::now(&self.engine).since(&before);
         let (peak, after) = (self.engine.device.ledger().peak(), self.engine.device.ledger().now());
@@ -184,23 +177,30 @@ impl<T: Trainable> Rank<'_, T> {
     fn record(
         &mut self,
         step: u64,
-        outcome: &StepOutcome,
+        outcome: &Result<StepOutcome, NotFinite>,
         micros: &[plica_dense::TokenBatch],
         (seconds, counted, peak): (f64, &Books, &Snapshot),
     ) -> anyhow::Result<()> {
         let config = self.shared.config;
         let mut record = StepRecord {
             step: step + 1,
-            loss: outcome.loss.mean(),
-            learning_rate: outcome.lr,
-            grad_norm: outcome.grad_norm,
             tokens: (self.plan.global_sequences * self.plan.seq_len) as u64,
             valid_targets: micros.first().map_or(0, |m| m.global_valid_targets),
             seconds,
             ..StepRecord::default()
         };
-        gather::add_load(&mut record, &outcome.layers, config);
-        gather::add_to_window(&mut self.window, &outcome.layers);
+        match outcome {
+            Ok(outcome) => {
+                (record.loss, record.learning_rate) = (outcome.loss.mean(), outcome.lr);
+                record.grad_norm = outcome.grad_norm;
+                gather::add_load(&mut record, &outcome.layers, config);
+                gather::add_to_window(&mut self.window, &outcome.layers);
+            }
+            Err(why) => {
+                (record.loss, record.learning_rate) = (why.loss, why.lr);
+                (record.grad_norm, record.skipped) = (why.grad_norm, true);
+            }
+        }
         let every = config.run.eval_every;
         let last = step + 1 == config.run.steps;
         if self.shared.data.has_validation() && every > 0 && ((step + 1).is_multiple_of(every) || last) {
@@ -255,7 +255,8 @@ impl<T: Trainable> Rank<'_, T> {
                     config.train.global_batch as u64,
                     config.train.seq_len as u64,
                 ),
-            loss: self.records.iter().map(|r| (r.step as f64, r.loss)).collect(),
+            loss: self.records.iter().filter(|r| !r.skipped).map(|r| (r.step as f64, r.loss)).collect(),
+            skipped: self.records.iter().filter(|r| r.skipped).count() as u64,
             validation_loss: self
                 .records
                 .iter()

@@ -16,11 +16,13 @@ use crate::checkpoint::write::{Entry, Owners, write_buffers, write_tensors};
 use crate::checkpoint::{CheckpointError, Found, Store};
 use crate::config::Config;
 use crate::data::Data;
-use crate::step::Engine;
+use crate::step::{Engine, Skips};
 
 const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
 const BUFFERS: &str = "buffers.safetensors";
+/// In the state of the manifest: steps that were left out, in all and one after the other up to now.
+const SKIPPED: &str = "steps left out";
 
 /// Numbers that a resumed run must share with the run that it continues: (name, value).
 fn identity(config: &Config, data: &Data) -> Vec<(&'static str, Value)> {
@@ -95,7 +97,13 @@ fn buffer_name(layer: usize) -> String {
     format!("layers.{layer}.moe.router.bias")
 }
 
-/// Writes the checkpoint after `step` updates; every rank calls it.
+/// The steps that a checkpoint's run had left out: they are no updates. None where it does not say.
+fn skips(found: &Found) -> Skips {
+    let number = |at: usize| found.manifest.state.get(SKIPPED).and_then(|both| both.get(at)?.as_u64());
+    Skips { total: number(0).unwrap_or(0), consecutive: number(1).unwrap_or(0) }
+}
+
+/// Writes the checkpoint after `step` steps; every rank calls it.
 ///
 /// # Errors
 /// The file system said no (nothing of the new checkpoint is left, older ones are intact), or a rank is gone.
@@ -133,13 +141,14 @@ pub fn save_state<T: Trainable>(
     let buffers = buffers(engine)?;
     let Some(draft) = draft else { return Ok(()) };
     write_buffers(&draft.path(BUFFERS), &buffers)?;
-    let state: serde_json::Map<String, Value> =
+    let mut state: serde_json::Map<String, Value> =
         identity(config, data).into_iter().map(|(name, value)| (name.to_string(), value)).collect();
+    state.insert(SKIPPED.into(), json!([engine.skips.total, engine.skips.consecutive]));
     draft.commit(store, Value::Object(state))?;
     store.prune()
 }
 
-/// Takes up weights, optimizer state and buffers of a checkpoint; returns the number of updates behind it.
+/// Takes up weights, optimizer state and buffers of a checkpoint; returns the number of steps behind it.
 ///
 /// # Errors
 /// Names, shapes or types differ from the model: all differences are listed before anything is changed.
@@ -229,7 +238,8 @@ impl Files {
                 None => optimizer.piece::<T::Acc>(piece, suffix(state)),
             }
         })?;
-        engine.optimizer.set_steps(found.manifest.step);
+        engine.skips = skips(found);
+        engine.optimizer.set_steps(found.manifest.step.saturating_sub(engine.skips.total));
         for (layer, moe) in engine.model.moe_layers_mut() {
             let of_file = buffers.complete::<f64>(&buffer_name(layer));
             if let (Some(bias), Some(own)) = (of_file, moe.router_mut().bias_mut())

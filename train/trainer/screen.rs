@@ -138,7 +138,8 @@ impl Screen {
         Ok(())
     }
 
-    fn line(&self, text: &str) {
+    /// A line that stays.
+    pub(super) fn line(&self, text: &str) {
         if !self.quiet {
             self.bar.suspend(|| println!("{text}"));
         }

@@ -101,6 +101,10 @@ pub struct MoeConfig {
     pub capacity_scope: CapacityScope,
     /// Shared experts.
     pub shared: Option<SharedExperts>,
+    /// What a training batch meets that holds logits which cannot be ranked (a NaN, an infinite largest value): an
+    /// error of the rank that finds them, or, true, the forward goes on with equal logits for those tokens and a
+    /// report whose `z_sum` is NaN, so that all ranks learn it at the end of the step and nobody is left waiting.
+    pub carry_non_finite: bool,
 }
 
 impl MoeConfig {
@@ -125,6 +129,7 @@ impl MoeConfig {
             capacity: None,
             capacity_scope: CapacityScope::Sequence,
             shared: None,
+            carry_non_finite: false,
         }
     }
 

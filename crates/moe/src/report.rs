@@ -27,7 +27,7 @@ pub struct MoeReport {
     pub micro: f64,
     /// This part's share of the mean sequence balance loss (coefficient 1; 0 where it is off).
     pub sequence: f64,
-    /// Sum of logsumexp^2.
+    /// Sum of logsumexp^2; NaN where logits could not be ranked and were carried on.
     pub z_sum: f64,
     /// Sum of the entropy of the normalised scores, nats.
     pub entropy_sum: f64,

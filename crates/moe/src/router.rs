@@ -19,7 +19,7 @@ use crate::host::{on_host, to_device};
 use crate::jitter::Jitter;
 use crate::report::MoeReport;
 use crate::score::ScoreFunction;
-use crate::select::{Configured, Select};
+use crate::select::{Configured, Select, unrankable};
 use crate::weighting::Weigh;
 
 mod losses;
@@ -37,6 +37,7 @@ pub struct Router<T: Float> {
     select: Box<dyn Select<T::Acc>>,
     weigh: Box<dyn Weigh<T::Acc>>,
     bias_e: Option<Vec<f64>>,
+    carry_non_finite: bool,
 }
 
 /// The decisions of one forward: what recomputation reuses.
@@ -127,6 +128,7 @@ impl<T: Trainable> Router<T> {
             select: Box::new(Configured::new(config)),
             weigh: Box::new(config.weighting),
             bias_e: config.expert_bias.map(|_| vec![0.0; config.experts]),
+            carry_non_finite: config.carry_non_finite,
         }
     }
 
@@ -165,6 +167,27 @@ impl<T: Trainable> Router<T> {
         gemm::matmul_nt_acc(noisy.as_ref().unwrap_or(x_td), &*cx.weight(self.weight))
     }
 
+    /// Makes the logits of tokens that cannot be ranked equal, where the layer carries them on; whether there were
+    /// any. The rows of such tokens hold what made them so, and the report says it.
+    fn level_unrankable(&self, logits_te: &mut Tensor<T::Acc>, cx: &Cx<T>) -> bool {
+        if !self.carry_non_finite || !cx.tokens.training {
+            return false;
+        }
+        let logits = on_host(logits_te);
+        let rows = logits.chunks_exact(self.experts).zip(cx.tokens.local_padding()).enumerate();
+        let bad = rows.filter(|(_, (row, padding))| !**padding && unrankable(row).is_some());
+        let bad: Vec<usize> = bad.map(|(t, _)| t).collect();
+        if bad.is_empty() {
+            return false;
+        }
+        let mut levelled = logits.into_owned();
+        for t in bad {
+            levelled[t * self.experts..][..self.experts].fill(T::Acc::from_f64(0.0));
+        }
+        *logits_te = to_device(cx.device, logits_te.shape(), &levelled);
+        true
+    }
+
     /// Routing of this rank's tokens, what the backward needs, and what was counted.
     ///
     /// # Errors
@@ -176,7 +199,8 @@ impl<T: Trainable> Router<T> {
     ) -> Result<(Routing<T::Acc>, RouterSaved<T>, MoeReport), MoeError> {
         assert_eq!(x_td.rows(), cx.tokens.local_range().len(), "token rows of this rank");
         let _phase = cx.phase(Phase::Router);
-        let logits_te = self.logits(x_td, cx);
+        let mut logits_te = self.logits(x_td, cx);
+        let carried = self.level_unrankable(&mut logits_te, cx);
         let chooser = Chooser {
             select: &*self.select,
             experts: self.experts,
@@ -199,6 +223,9 @@ impl<T: Trainable> Router<T> {
         report.kept_e =
             kept_ids.as_ref().map_or_else(|| report.counts_e.clone(), |ids| counts_of(ids, self.experts));
         let slopes_se = self.balance_forward(&logits, &mut report, cx)?;
+        if carried {
+            report.z_sum = f64::NAN;
+        }
         let ids = |ids: &[i32]| to_device(cx.device, [x_td.rows(), k], ids);
         let chosen_ids_tk = ids(&selected.expert_ids_tk);
         let choice = Choice {

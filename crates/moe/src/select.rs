@@ -173,8 +173,14 @@ impl<A: Real> Select<A> for Configured {
     }
 }
 
-/// Refuses logits that cannot be ranked: a NaN, or a largest value that is not finite. Padding rows are not
-/// looked at.
+/// The expert whose logit makes a row impossible to rank: a NaN, or a largest value that is not finite.
+pub(crate) fn unrankable<A: Real>(logits_e: &[A]) -> Option<usize> {
+    let bad = |l: &A| l.is_nan() || *l == A::infinity();
+    let finite = logits_e.iter().any(|l| l.is_finite());
+    logits_e.iter().position(bad).or((!finite).then_some(0))
+}
+
+/// Refuses logits that cannot be ranked. Padding rows are not looked at.
 ///
 /// # Errors
 /// [`MoeError::NotFinite`] with layer, token and expert.
@@ -183,10 +189,7 @@ pub(crate) fn check_logits<A: Real>(input: &SelectInput<'_, A>) -> Result<(), Mo
         if input.padding_t[t] {
             continue;
         }
-        let bad = |l: &A| l.is_nan() || *l == A::infinity();
-        let finite = logits_e.iter().any(|l| l.is_finite());
-        let expert = logits_e.iter().position(bad).or((!finite).then_some(0));
-        if let Some(expert) = expert {
+        if let Some(expert) = unrankable(logits_e) {
             let (layer, token) = (input.layer, input.indices_t.get(t).copied().unwrap_or(0));
             return Err(MoeError::NotFinite { layer, token, expert, value: logits_e[expert].to_f64() });
         }

@@ -20,6 +20,10 @@ pub(super) fn check(low: &LowConfig, check: &mut Check) -> TrainConfig {
     check.positive("train.eps", train.eps);
     check.within("train.weight_decay", train.weight_decay, 0.0, f64::INFINITY);
     check.within("train.clip", train.clip, 0.0, f64::INFINITY);
+    if train.skip_limit == 0 {
+        let remedy = "write 1 to end the run at the first one (or train.non_finite = \"stop\")";
+        check.error("train.skip_limit", 0, "it is a number of skipped steps, at least 1", remedy);
+    }
     TrainConfig {
         global_batch: train.global_batch,
         micro_batch: train.micro_batch,
@@ -36,6 +40,8 @@ pub(super) fn check(low: &LowConfig, check: &mut Check) -> TrainConfig {
         clip: (train.clip > 0.0).then_some(train.clip),
         precision: train.precision,
         recompute: recompute(low, check),
+        non_finite: train.non_finite,
+        skip_limit: train.skip_limit,
     }
 }
 

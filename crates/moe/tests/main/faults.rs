@@ -142,6 +142,28 @@ fn s08_nan_ends_the_step_with_layer_and_token() {
     assert_eq!(step.report.counts_e.iter().sum::<i64>(), 4, "counts are T*K");
 }
 
+#[test]
+fn logits_that_cannot_be_ranked_are_carried_on_and_told_where_that_is_asked_for() {
+    let config = MoeConfig { carry_non_finite: true, ..MoeConfig::new(4, 2, 4) };
+    let logits: Vec<f64> = (0..12).map(|i| f64::from(i) * 0.25).collect();
+    let clean = Direct::new(config.clone(), 3).step(&logits, &[false; 3], 1.0);
+    assert!(clean.report.z_sum.is_finite());
+    for bad in [f64::NAN, f64::INFINITY] {
+        let mut direct = Direct::new(config.clone(), 3);
+        let mut logits = logits.clone();
+        logits[5] = bad;
+        let step = direct.step(&logits, &[false; 3], 1.0);
+        assert!(step.report.z_sum.is_nan(), "{bad} is told");
+        assert_eq!(step.kept[2..4], [0, 1], "equal logits: the lowest experts");
+        assert_eq!(step.report.counts_e.iter().sum::<i64>(), 6, "counts are T*K");
+        for t in [0, 2] {
+            assert_eq!(step.y[t * 4..][..4], clean.y[t * 4..][..4], "other tokens are as without it");
+        }
+        // Padding is not looked at.
+        assert!(direct.step(&logits, &[false, true, false], 1.0).report.z_sum.is_finite());
+    }
+}
+
 /// Token t of the batch goes to the experts of [`Select`] rules below.
 struct ByToken(fn(u64) -> Vec<i32>, usize);
 
