@@ -155,6 +155,7 @@ pub(super) const FIELDS: &[(&str, Kind, &str)] = &[
     ("train.recompute", Kind::Words(Recompute::NAMES), "what is computed again in the backward pass"),
     ("train.non_finite", Kind::Word(NonFinite::NAMES), "a step whose loss or gradients are not finite: end the run, or leave the update out on all ranks (docs/faults.md)"),
     ("train.skip_limit", Kind::Count, "skip: so many such steps one after the other end the run"),
+    ("train.overlap", Kind::Flag, "communication travels while arithmetic runs; false waits for each at once"),
     ("data.source", Kind::Text, "registry (Rust sources of cargo), synthetic (random ids), or a file, folder or glob"),
     ("data.format", Kind::Word(DataFormat::NAMES), "how files become tokens; auto: by their endings"),
     ("data.field", Kind::Text, "text field of JSONL records"),

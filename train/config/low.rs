@@ -217,6 +217,7 @@ pub(super) struct LowTrain {
     pub(super) recompute: OneOrMany<Recompute>,
     pub(super) non_finite: NonFinite,
     pub(super) skip_limit: u64,
+    pub(super) overlap: bool,
 }
 
 impl Default for LowTrain {
@@ -238,6 +239,7 @@ impl Default for LowTrain {
             recompute: OneOrMany::One(Recompute::None),
             non_finite: NonFinite::Stop,
             skip_limit: 10,
+            overlap: true,
         }
     }
 }

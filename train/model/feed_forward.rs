@@ -2,9 +2,17 @@
 
 use plica_dense::mlp::MlpSaved;
 use plica_dense::shard::{GatheredUnit, Pass};
-use plica_dense::{Cx, Error, FeedForward, Mlp, SlotSaved, Trainable};
+use plica_dense::{
+    BackwardSegment, Cx, Error, FeedForward, ForwardSegment, Mlp, Segment, SlotSaved, Trainable,
+};
 use plica_kernels::Tensor;
+use plica_moe::layer::{MoeBackward, MoeForward};
 use plica_moe::{MoeKept, MoeLayer, MoeReport, MoeSaved};
+
+/// A segment of an MoE layer's forward.
+type MoeForwardSegment<'a, T> = ForwardSegment<'a, T, MoeLayer<T>>;
+/// A segment of its backward.
+type MoeBackwardSegment<'a, T> = BackwardSegment<'a, T, MoeLayer<T>>;
 
 /// A feed-forward layer.
 pub enum FeedForwardLayer<T: Trainable> {
@@ -77,28 +85,76 @@ fn gather_experts<'a, T: Trainable>(
     apart.then(|| cx.gather(experts, pass)).transpose()
 }
 
+/// A pass of an MoE layer whose rows travel, and the complete weights of its experts meanwhile.
+pub struct MoeGoing<'a, T: Trainable, S> {
+    pass: S,
+    experts: Option<GatheredUnit<'a, T>>,
+}
+
+impl<T: Trainable> FeedForwardLayer<T> {
+    /// The MoE layer of a pass that only such a layer has.
+    fn expect_moe(&self) -> &MoeLayer<T> {
+        self.moe().expect("rows travel in MoE layers alone")
+    }
+}
+
+/// What follows on a segment of an MoE layer's forward.
+fn forward_on<'a, T: Trainable>(
+    segment: MoeForwardSegment<'a, T>,
+    experts: Option<GatheredUnit<'a, T>>,
+) -> ForwardSegment<'a, T, FeedForwardLayer<T>> {
+    let done = |(y_td, saved, report)| (y_td, FeedForwardSaved::Moe(Box::new(saved)), Some(report));
+    segment.map(|pass| MoeGoing { pass, experts }, done)
+}
+
+/// What follows on a segment of an MoE layer's backward: at its end the experts, where they are a unit of their own,
+/// are released and their gradients summed.
+fn backward_on<'a, T: Trainable>(
+    segment: MoeBackwardSegment<'a, T>,
+    experts: Option<GatheredUnit<'a, T>>,
+    cx: &mut Cx<'a, T>,
+) -> Result<BackwardSegment<'a, T, FeedForwardLayer<T>>, Error> {
+    let dx_td = match segment {
+        Segment::Travelling(pass) => return Ok(Segment::Travelling(MoeGoing { pass, experts })),
+        Segment::Done(dx_td) => dx_td,
+    };
+    let unit = experts.as_ref().map(GatheredUnit::unit);
+    drop(experts);
+    unit.map_or(Ok(()), |unit| cx.reduce_unit(unit))?;
+    Ok(Segment::Done(dx_td))
+}
+
 impl<T: Trainable> FeedForward<T> for FeedForwardLayer<T> {
     type Saved = FeedForwardSaved<T>;
     type Kept = FeedForwardKept;
     type Report = Option<MoeReport>;
+    type Forward<'a> = MoeGoing<'a, T, MoeForward<T>>;
+    type Backward<'a> = MoeGoing<'a, T, MoeBackward<T>>;
 
-    fn forward(
+    fn forward_begin<'a>(
         &self,
         x_td: &Tensor<T>,
-        cx: &mut Cx<T>,
-    ) -> Result<(Tensor<T>, Self::Saved, Self::Report), Error> {
+        cx: &mut Cx<'a, T>,
+    ) -> Result<ForwardSegment<'a, T, Self>, Error> {
         match self {
             FeedForwardLayer::Dense(layer) => {
                 let (y_td, saved, ()) = layer.forward(x_td, cx)?;
-                Ok((y_td, FeedForwardSaved::Dense(saved), None))
+                Ok(Segment::Done((y_td, FeedForwardSaved::Dense(saved), None)))
             }
             FeedForwardLayer::Moe(layer) => {
                 let pass = if cx.tokens.training { Pass::Forward } else { Pass::Once };
-                let _experts = gather_experts(layer, pass, cx)?;
-                let (y_td, saved, report) = layer.forward(x_td, cx)?;
-                Ok((y_td, FeedForwardSaved::Moe(Box::new(saved)), Some(report)))
+                let experts = gather_experts(layer, pass, cx)?;
+                Ok(forward_on(layer.forward_begin(x_td, cx)?, experts))
             }
         }
+    }
+
+    fn forward_resume<'a>(
+        &self,
+        MoeGoing { pass, experts }: Self::Forward<'a>,
+        cx: &mut Cx<'a, T>,
+    ) -> Result<ForwardSegment<'a, T, Self>, Error> {
+        Ok(forward_on(self.expect_moe().forward_resume(pass, cx)?, experts))
     }
 
     fn keep(&self, saved: &Self::Saved) -> Self::Kept {
@@ -121,27 +177,37 @@ impl<T: Trainable> FeedForward<T> for FeedForwardLayer<T> {
                 Ok(FeedForwardSaved::Dense(layer.forward_again(x_td, &(), cx)?))
             }
             (FeedForwardLayer::Moe(layer), FeedForwardKept::Moe(kept)) => {
-                let _experts = gather_experts(layer, Pass::Again, cx)?;
                 Ok(FeedForwardSaved::Moe(Box::new(layer.forward_again(x_td, kept, cx)?)))
             }
             _ => panic!("kept by a layer of another kind"),
         }
     }
 
-    fn backward(&self, saved: Self::Saved, dy_td: &Tensor<T>, cx: &mut Cx<T>) -> Result<Tensor<T>, Error> {
+    fn backward_begin<'a>(
+        &self,
+        saved: Self::Saved,
+        dy_td: &Tensor<T>,
+        cx: &mut Cx<'a, T>,
+    ) -> Result<BackwardSegment<'a, T, Self>, Error> {
         match (self, saved) {
             (FeedForwardLayer::Dense(layer), FeedForwardSaved::Dense(saved)) => {
-                layer.backward(saved, dy_td, cx)
+                Ok(Segment::Done(layer.backward(saved, dy_td, cx)?))
             }
             (FeedForwardLayer::Moe(layer), FeedForwardSaved::Moe(saved)) => {
                 let experts = gather_experts(layer, Pass::Backward, cx)?;
-                let dx_td = layer.backward(*saved, dy_td, cx)?;
-                let unit = experts.as_ref().map(GatheredUnit::unit);
-                drop(experts);
-                unit.map_or(Ok(()), |unit| cx.reduce_unit(unit))?;
-                Ok(dx_td)
+                let segment = layer.backward_begin(*saved, dy_td, cx)?;
+                backward_on(segment, experts, cx)
             }
             _ => panic!("saved by a layer of another kind"),
         }
+    }
+
+    fn backward_resume<'a>(
+        &self,
+        MoeGoing { pass, experts }: Self::Backward<'a>,
+        cx: &mut Cx<'a, T>,
+    ) -> Result<BackwardSegment<'a, T, Self>, Error> {
+        let segment = self.expect_moe().backward_resume(pass, cx)?;
+        backward_on(segment, experts, cx)
     }
 }

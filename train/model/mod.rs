@@ -8,6 +8,7 @@ pub mod chunk;
 pub mod feed_forward;
 pub mod flops;
 pub mod part;
+pub mod passes;
 
 use plica_dense::{Cx, Error, LossSum, Trainable};
 use plica_kernels::Tensor;

@@ -1,6 +1,7 @@
 //! The pipeline of a run: which parts of the model stand on which ranks, in which order they run, how their rows
 //! travel, and what a run measured of it. Schedules themselves are in `plica_dense::pipeline`.
 
+mod pair;
 mod stages;
 mod usage;
 

@@ -10,14 +10,14 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use plica_comm::{Mesh, Pending, PendingSend, Purpose};
-use plica_dense::pipeline::{Kind, StageRunner};
+use plica_dense::pipeline::{Action, Kind, StageRunner};
 use plica_dense::shard::reduce::{reduce_late, reduce_pending};
 use plica_dense::shard::{GatheredUnit, Pass, UnitId};
 use plica_dense::{Cx, Error, Grads, Params, Phase, Phases, PutOffKey, TokenInfo, Trainable};
 use plica_kernels::{Category, Device, Tensor};
 
-use super::PipelinePlan;
 use super::usage::Spent;
+use super::{PipelinePlan, pair};
 use crate::model::{InFlight, Model};
 use crate::step::{MoeShape, StepSettings, StepSums};
 
@@ -135,27 +135,39 @@ impl<'a, T: Trainable> Stages<'a, T> {
     }
 
     fn run_forward(&mut self, stage: usize, micro_batch: usize) -> Result<(), Error> {
-        let place = (stage, micro_batch);
-        let x_td = self.inputs.remove(&place);
+        let x_td = self.inputs.remove(&(stage, micro_batch));
         let evaluates = self.evaluates;
         let (model, mut cx) = self.cx(micro_batch);
         let chunk = model.chunk(stage);
-        let y_td = if evaluates {
+        if evaluates {
             let (y_td, loss) = chunk.evaluate(x_td, &mut cx)?;
             self.sums.add(loss, &[]);
-            y_td
+            self.give_on(stage, micro_batch, y_td);
         } else {
-            let (y_td, in_flight) = chunk.forward(x_td, &mut cx)?;
-            self.sums.add(in_flight.loss, &in_flight.reports);
-            self.in_flight.insert(place, in_flight);
-            y_td
-        };
-        let Some(y_td) = y_td else { return Ok(()) };
+            let done = chunk.forward(x_td, &mut cx)?;
+            self.forward_done(stage, micro_batch, done);
+        }
+        Ok(())
+    }
+
+    fn forward_done(
+        &mut self,
+        stage: usize,
+        micro_batch: usize,
+        (y_td, in_flight): (Option<Tensor<T>>, InFlight<T>),
+    ) {
+        self.sums.add(in_flight.loss, &in_flight.reports);
+        self.in_flight.insert((stage, micro_batch), in_flight);
+        self.give_on(stage, micro_batch, y_td);
+    }
+
+    /// Output rows for the next stage, of this rank or another.
+    fn give_on(&mut self, stage: usize, micro_batch: usize, y_td: Option<Tensor<T>>) {
+        let Some(y_td) = y_td else { return };
         match self.plan.schedule().leaves_rank(stage) {
-            true => self.outputs.insert(place, y_td),
+            true => self.outputs.insert((stage, micro_batch), y_td),
             false => self.inputs.insert((stage + 1, micro_batch), y_td),
         };
-        Ok(())
     }
 
     fn run_backward(&mut self, stage: usize, micro_batch: usize, put_off: bool) -> Result<(), Error> {
@@ -167,11 +179,47 @@ impl<'a, T: Trainable> Stages<'a, T> {
         cx.grads.put_off(put_off.then_some(PutOffKey { stage, micro_batch }));
         let dx_td = model.chunk(stage).backward(in_flight, dy_td, &mut cx);
         cx.grads.put_off(None);
-        let Some(dx_td) = dx_td? else { return Ok(()) };
+        self.give_back(stage, micro_batch, dx_td?);
+        Ok(())
+    }
+
+    /// Gradient of the input rows for the stage before, of this rank or another.
+    fn give_back(&mut self, stage: usize, micro_batch: usize, dx_td: Option<Tensor<T>>) {
+        let Some(dx_td) = dx_td else { return };
         match self.enters(stage) {
-            true => self.input_gradients.insert(place, dx_td),
+            true => self.input_gradients.insert((stage, micro_batch), dx_td),
             false => self.gradients.insert((stage - 1, micro_batch), dx_td),
         };
+    }
+
+    /// Whether a forward and a backward may take turns: overlap is on, neither needs the other, and no gradient is
+    /// added to by both.
+    fn may_take_turns(&self, forward: &Action, backward: &Action) -> bool {
+        let chunk = |action: &Action| self.run.model.chunk(action.stage);
+        let of_one_forward = (forward.stage, forward.micro_batch) == (backward.stage, backward.micro_batch);
+        self.run.params.sharding().options().overlap.is_on()
+            && self.global.is_none()
+            && !of_one_forward
+            && !pair::share_a_gradient(chunk(forward), chunk(backward))
+    }
+
+    /// A forward and a backward in turns.
+    fn run_pair(&mut self, forward: (usize, usize), backward: (Kind, usize, usize)) -> Result<(), Error> {
+        let (kind, stage, micro_batch) = backward;
+        let place = (stage, micro_batch);
+        let (x_td, dy_td) = (self.inputs.remove(&forward), self.gradients.remove(&place));
+        let in_flight = self.in_flight.remove(&place).expect("a backward follows its forward");
+        let (tokens, all) = (&self.tokens[forward.1], self.tokens);
+        let put_off = (kind == Kind::InputGradient).then_some(PutOffKey { stage, micro_batch });
+        let (model, mut cx) = self.cx(micro_batch);
+        let of_forward = pair::ForwardPass { chunk: model.chunk(forward.0), tokens, x_td };
+        let chunk = model.chunk(stage);
+        let of_backward = pair::BackwardPass { chunk, tokens: &all[micro_batch], in_flight, dy_td, put_off };
+        let done = pair::run(of_forward, of_backward, &mut cx)?;
+        self.spent.add(Kind::Forward, forward.0, done.forward_time);
+        self.spent.add(kind, stage, done.backward_time);
+        self.forward_done(forward.0, forward.1, done.forward);
+        self.give_back(stage, micro_batch, done.backward);
         Ok(())
     }
 
@@ -254,6 +302,20 @@ impl<'a, T: Trainable> StageRunner for Stages<'a, T> {
 
     fn input_gradient(&mut self, stage: usize, micro_batch: usize) -> Result<(), Error> {
         self.timed(Kind::InputGradient, stage, |stages| stages.run_backward(stage, micro_batch, true))
+    }
+
+    /// Takes turns where rows travel, so that one pass computes while the other's rows are on their way.
+    fn overlapped(&mut self, forward: &Action, backward: &Action) -> Result<(), Error> {
+        let place = |action: &Action| (action.stage, action.micro_batch.expect("of one micro-batch"));
+        let ((stage, micro_batch), of_backward) = (place(forward), place(backward));
+        if self.may_take_turns(forward, backward) {
+            return self.run_pair((stage, micro_batch), (backward.kind, of_backward.0, of_backward.1));
+        }
+        self.forward(stage, micro_batch)?;
+        match backward.kind {
+            Kind::InputGradient => self.input_gradient(of_backward.0, of_backward.1),
+            _ => self.backward(of_backward.0, of_backward.1),
+        }
     }
 
     fn weight_gradient(&mut self, stage: usize, micro_batch: usize) -> Result<(), Error> {

@@ -75,7 +75,7 @@ pub fn global_batch(layout: &Layout) -> usize {
 }
 
 /// Every factor.
-pub const FACTORS: [Factor; 7] = [
+pub const FACTORS: [Factor; 8] = [
     // Sharding.
     Factor {
         values: &[
@@ -206,6 +206,14 @@ pub const FACTORS: [Factor; 7] = [
             value("1-token", &["train.seq_len=1"], any),
         ],
         mathematics: true,
+    },
+    // Overlap of communication and arithmetic.
+    Factor {
+        values: &[
+            value("overlap", &[], any),
+            value("no-overlap", &["train.overlap=false"], |l| l.world() > 1),
+        ],
+        mathematics: false,
     },
 ];
 

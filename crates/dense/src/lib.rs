@@ -9,6 +9,7 @@
 //!   [`embedding`], [`norm`], [`attention`] with [`qk_norm`] and [`context`] (sequences shared by ranks), [`mlp`],
 //!   [`block`] with the slot [`feed_forward::FeedForward`], [`loss`]; [`kept_input`] what they keep of their input,
 //!   [`saving`] how many bytes they keep; [`tape`] keeps what the layers of a micro-batch saved.
+//! * What travels while something computes: [`overlap`].
 //! * Over stages: [`pipeline`], schedules as data.
 //! * A GPT-style block, whose saved activations are held against published formulas: [`gpt`].
 //! * Who keeps what of weights, gradients and optimizer state: [`shard`].
@@ -32,6 +33,7 @@ pub mod loss;
 pub mod mlp;
 pub mod norm;
 pub mod optim;
+pub mod overlap;
 pub mod param;
 pub mod phases;
 pub mod pipeline;
@@ -50,17 +52,18 @@ pub mod tokens;
 mod tests;
 
 pub use attention::{Attention, AttentionConfig};
-pub use block::{Block, BlockSaved, SlotSaved};
+pub use block::{Block, BlockBackward, BlockForward, BlockSaved, SlotSaved};
 pub use context::ContextMethod;
 pub use cx::{Cx, Trainable, Weight};
 pub use embedding::Embedding;
 pub use error::Error;
-pub use feed_forward::FeedForward;
+pub use feed_forward::{BackwardSegment, FeedForward, ForwardDone, ForwardSegment};
 pub use linear::Linear;
 pub use loss::{Head, LossSum};
 pub use mlp::Mlp;
 pub use norm::Norm;
 pub use optim::{Optimizer, OptimizerConfig};
+pub use overlap::{Overlap, Segment};
 pub use param::{Family, Grads, Init, ParamId, ParamSpec, ParamSpecs, Params, PutOffKey, Slicing};
 pub use phases::{Phase, Phases};
 pub use place::Place;

@@ -1,16 +1,20 @@
 //! The dense feed-forward layer: down(silu(gate x) · up x), tensor-parallel over the ffn width. Gate and up are
 //! one fused column-parallel weight [2f, d], down is row-parallel [d, f]. Per layer and direction one all-gather
-//! and one reduce-scatter of token rows. Source: Shazeer, arXiv 2002.05202 (SwiGLU).
+//! and one reduce-scatter of token rows. Each pass
+//! also comes in halves, for a caller who spreads it over two stretches of waiting. Source: Shazeer, arXiv 2002.05202 (SwiGLU).
+
+use std::convert::Infallible;
 
 use plica_folding::axis::Axis;
 use plica_kernels::ops::activation;
 use plica_kernels::{Float, Tensor};
 
-use crate::block::FeedForward;
 use crate::cx::{Cx, Trainable};
 use crate::error::Error;
+use crate::feed_forward::{BackwardSegment, FeedForward, ForwardSegment};
 use crate::kept_input::KeptInput;
 use crate::linear::Linear;
+use crate::overlap::Segment;
 use crate::param::spec::check_divides;
 use crate::param::{Init, ParamSpecs};
 use crate::phases::Phase;
@@ -32,6 +36,13 @@ pub struct MlpSaved<T: Float> {
     gate_up_t2f: Tensor<T>,
     /// Absent where the activation is recomputed.
     h_tf: Option<Tensor<T>>,
+}
+
+/// A backward between its halves.
+#[derive(Debug)]
+pub struct MlpBackward<T: Float> {
+    x_td: KeptInput<T>,
+    dgate_up_t2f: Tensor<T>,
 }
 
 /// Bytes of [`MlpSaved`], its input included.
@@ -73,20 +84,96 @@ impl Mlp {
     }
 }
 
-impl<T: Trainable> FeedForward<T> for Mlp {
-    type Saved = MlpSaved<T>;
-    type Kept = ();
-    type Report = ();
-
-    fn forward(&self, x_td: &Tensor<T>, cx: &mut Cx<T>) -> Result<(Tensor<T>, MlpSaved<T>, ()), Error> {
+impl Mlp {
+    /// The first half of a forward: rows gathered over TP, gate and up, the activation.
+    ///
+    /// # Errors
+    /// [`Error::Comm`]; so for all halves.
+    pub fn forward_gate_up<T: Trainable>(&self, x_td: &Tensor<T>, cx: &Cx<T>) -> Result<MlpSaved<T>, Error> {
         let _phase = cx.phase(self.phase);
         let whole_td = cx.gather_tokens(x_td)?;
         let gate_up_t2f = self.gate_up.forward(&whole_td, cx);
         let x_td = KeptInput::keep(whole_td, x_td, cx);
-        let h_tf = activation::swiglu_forward(&gate_up_t2f, None);
-        let y_td = cx.scatter_tokens(self.down.forward(&h_tf, cx))?;
-        let h_tf = (!cx.recompute.activation).then_some(h_tf);
-        Ok((y_td, MlpSaved { x_td, gate_up_t2f, h_tf }, ()))
+        let h_tf = Some(activation::swiglu_forward(&gate_up_t2f, None));
+        Ok(MlpSaved { x_td, gate_up_t2f, h_tf })
+    }
+
+    /// The second half: the output rows [t, d] of this TP rank.
+    ///
+    /// # Errors
+    /// [`Error::Comm`].
+    pub fn forward_down<T: Trainable>(
+        &self,
+        saved: &mut MlpSaved<T>,
+        cx: &Cx<T>,
+    ) -> Result<Tensor<T>, Error> {
+        let _phase = cx.phase(self.phase);
+        let h_tf = saved.h_tf.as_ref().expect("the first half made it");
+        let y_td = cx.scatter_tokens(self.down.forward(h_tf, cx))?;
+        if cx.recompute.activation {
+            saved.h_tf = None;
+        }
+        Ok(y_td)
+    }
+
+    /// The first half of a backward: through the down projection and the activation.
+    ///
+    /// # Errors
+    /// [`Error::Comm`].
+    pub fn backward_down<T: Trainable>(
+        &self,
+        saved: MlpSaved<T>,
+        dy_td: &Tensor<T>,
+        cx: &mut Cx<T>,
+    ) -> Result<MlpBackward<T>, Error> {
+        let _phase = cx.phase(self.phase);
+        let MlpSaved { x_td, gate_up_t2f, h_tf } = saved;
+        let dy_td = cx.gather_tokens(dy_td)?;
+        let h_tf = h_tf.unwrap_or_else(|| activation::swiglu_forward(&gate_up_t2f, None));
+        let dh_tf = self.down.backward(dy_td, h_tf, cx);
+        let (dgate_up_t2f, _) = activation::swiglu_backward(&dh_tf, &gate_up_t2f, None);
+        Ok(MlpBackward { x_td, dgate_up_t2f })
+    }
+
+    /// The second half: the gradient of the input rows [t, d] of this TP rank.
+    ///
+    /// # Errors
+    /// [`Error::Comm`].
+    pub fn backward_gate_up<T: Trainable>(
+        &self,
+        backward: MlpBackward<T>,
+        cx: &mut Cx<T>,
+    ) -> Result<Tensor<T>, Error> {
+        let _phase = cx.phase(self.phase);
+        let x_td = backward.x_td.whole(cx)?;
+        let dx_td = self.gate_up.backward(backward.dgate_up_t2f, x_td, cx);
+        cx.scatter_tokens(dx_td)
+    }
+}
+
+impl<T: Trainable> FeedForward<T> for Mlp {
+    type Saved = MlpSaved<T>;
+    type Kept = ();
+    type Report = ();
+    type Forward<'a> = Infallible;
+    type Backward<'a> = Infallible;
+
+    fn forward_begin<'a>(
+        &self,
+        x_td: &Tensor<T>,
+        cx: &mut Cx<'a, T>,
+    ) -> Result<ForwardSegment<'a, T, Mlp>, Error> {
+        let mut saved = self.forward_gate_up(x_td, cx)?;
+        let y_td = self.forward_down(&mut saved, cx)?;
+        Ok(Segment::Done((y_td, saved, ())))
+    }
+
+    fn forward_resume<'a>(
+        &self,
+        forward: Infallible,
+        _cx: &mut Cx<'a, T>,
+    ) -> Result<ForwardSegment<'a, T, Mlp>, Error> {
+        match forward {}
     }
 
     fn keep(&self, _saved: &MlpSaved<T>) {}
@@ -98,16 +185,21 @@ impl<T: Trainable> FeedForward<T> for Mlp {
         Ok(MlpSaved { x_td: KeptInput::Whole(x_td), gate_up_t2f, h_tf: None })
     }
 
-    fn backward(&self, saved: MlpSaved<T>, dy_td: &Tensor<T>, cx: &mut Cx<T>) -> Result<Tensor<T>, Error> {
-        let _phase = cx.phase(self.phase);
-        let MlpSaved { x_td, gate_up_t2f, h_tf } = saved;
-        let dy_td = cx.gather_tokens(dy_td)?;
-        let h_tf = h_tf.unwrap_or_else(|| activation::swiglu_forward(&gate_up_t2f, None));
-        let dh_tf = self.down.backward(dy_td, h_tf, cx);
-        let (dgate_up_t2f, _) = activation::swiglu_backward(&dh_tf, &gate_up_t2f, None);
-        drop((dh_tf, gate_up_t2f));
-        let x_td = x_td.whole(cx)?;
-        let dx_td = self.gate_up.backward(dgate_up_t2f, x_td, cx);
-        cx.scatter_tokens(dx_td)
+    fn backward_begin<'a>(
+        &self,
+        saved: MlpSaved<T>,
+        dy_td: &Tensor<T>,
+        cx: &mut Cx<'a, T>,
+    ) -> Result<BackwardSegment<'a, T, Mlp>, Error> {
+        let backward = self.backward_down(saved, dy_td, cx)?;
+        Ok(Segment::Done(self.backward_gate_up(backward, cx)?))
+    }
+
+    fn backward_resume<'a>(
+        &self,
+        backward: Infallible,
+        _cx: &mut Cx<'a, T>,
+    ) -> Result<BackwardSegment<'a, T, Mlp>, Error> {
+        match backward {}
     }
 }

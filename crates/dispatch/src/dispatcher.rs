@@ -39,6 +39,17 @@ impl<R> Started<R> {
         Started::new(move || Ok(result))
     }
 
+    /// The same step; where `now`, its second half is done at once, so that nothing can be computed in between.
+    ///
+    /// # Errors
+    /// When a collective fails.
+    pub fn settled(self, now: bool) -> Result<Started<R>, DispatchError>
+    where
+        R: Send + 'static,
+    {
+        if now { Ok(Started::ready(self.finish()?)) } else { Ok(self) }
+    }
+
     /// The second half.
     ///
     /// # Errors

@@ -31,6 +31,14 @@ pub struct ExpertsSaved<T: Float> {
     h_rf: Option<Tensor<T>>,
 }
 
+/// What [`Experts::backward`] leaves to do.
+#[derive(Debug)]
+pub struct ExpertsRest<T: Float> {
+    x_rd: Tensor<T>,
+    dgate_up_r2f: Tensor<T>,
+    counts_l: Vec<usize>,
+}
+
 impl Experts {
     /// Declares `NAME.I.gate`, `NAME.I.up` [f, d] and `NAME.I.down` [d, f] for every expert I, fused over
     /// experts.
@@ -88,13 +96,14 @@ impl Experts {
     }
 
     /// Gradients of the rows [r, d] and of their weights `[r]` (under ETP: partial sums); hands in the weight
-    /// gradients.
+    /// gradient of the down projection. That of gate and up is what is left to do: it needs nothing that is not
+    /// alive anyway, and can be made while the gradients of the rows travel.
     pub fn backward<T: Trainable>(
         &self,
         saved: ExpertsSaved<T>,
         dy_rd: Tensor<T>,
         cx: &mut Cx<T>,
-    ) -> (Tensor<T>, Tensor<T::Acc>) {
+    ) -> (Tensor<T>, Tensor<T::Acc>, ExpertsRest<T>) {
         let ExpertsSaved { rows, gate_up_r2f, h_rf } = saved;
         let Dispatched { x_rd, weights_r, counts_l } = rows;
         let h_rf = h_rf.unwrap_or_else(|| activation::swiglu_forward(&gate_up_r2f, Some(&weights_r)));
@@ -106,9 +115,15 @@ impl Experts {
         let (dgate_up_r2f, dweights_r) = activation::swiglu_backward(&dh_rf, &gate_up_r2f, Some(&weights_r));
         drop((dh_rf, gate_up_r2f));
         let dx_rd = grouped_gemm::grouped_nn(&dgate_up_r2f, &*cx.weight(self.gate_up), &counts_l);
+        let rest = ExpertsRest { x_rd, dgate_up_r2f, counts_l };
+        (dx_rd, dweights_r.expect("weights were given"), rest)
+    }
+
+    /// Hands in the weight gradient of gate and up.
+    pub fn backward_rest<T: Trainable>(&self, rest: ExpertsRest<T>, cx: &mut Cx<T>) {
+        let ExpertsRest { x_rd, dgate_up_r2f, counts_l } = rest;
         cx.weight_grad(self.gate_up, move |grad| {
             grouped_gemm::grouped_accumulate_tn(grad, &dgate_up_r2f, &x_rd, &counts_l);
         });
-        (dx_rd, dweights_r.expect("weights were given"))
     }
 }

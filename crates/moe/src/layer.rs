@@ -1,16 +1,19 @@
 //! The mixture-of-experts layer in the feed-forward slot: y_t = sum over the kept experts e of token t of
 //! weight_te * expert_e(x_t), plus the shared experts. Rows are this TP rank's tokens [t, d].
 //!
-//! Router, then the rows start to travel to their experts, the shared experts compute meanwhile, the routed
-//! experts compute on the rows that arrived, the results travel back and are summed. Backward in the mirrored
-//! order. Recomputation keeps the choice of experts: of the activation (made again from gate and up), or of
+//! Router, then the rows travel to their experts, the routed experts compute on the rows that arrived, the results
+//! travel back and are summed ([`forward`]); backward in the mirrored order ([`backward`]). Each stretch of travel has
+//! arithmetic of this layer beside it, and the passes stop there, so that a caller can put in more. Recomputation
+//! keeps the choice of experts: of the activation (made again from gate and up), or of
 //! the whole layer (dispatch and experts run again; x and the choice are kept). The layer changes nothing in
 //! a forward; its bias moves between steps.
 
 use std::sync::Arc;
 
-use plica_dense::{Cx, Error, FeedForward, Init, ParamSpecs, Phase, Place, Trainable};
-use plica_dispatch::{Dispatcher, Handle, Routing};
+use plica_dense::{
+    BackwardSegment, Cx, Error, FeedForward, ForwardSegment, Init, ParamSpecs, Place, Segment, Trainable,
+};
+use plica_dispatch::{Dispatcher, Handle};
 use plica_kernels::ops::elementwise;
 use plica_kernels::{Float, Tensor};
 
@@ -21,6 +24,12 @@ use crate::experts::{Experts, ExpertsSaved};
 use crate::report::MoeReport;
 use crate::router::{Choice, Router, RouterSaved};
 use crate::shared::{Shared, SharedSaved};
+
+pub mod backward;
+pub mod forward;
+
+pub use backward::MoeBackward;
+pub use forward::MoeForward;
 
 /// Names, sizes and initial values of one layer.
 #[derive(Clone, Debug)]
@@ -149,76 +158,6 @@ impl<T: Trainable> MoeLayer<T> {
     pub fn set_global_counts_kept(&self, kept: &mut MoeKept, counts_e: &[i64]) {
         self.router.set_global_counts(&mut kept.choice, counts_e);
     }
-
-    /// Everything behind the router: the output rows [t, d] and what the backward needs.
-    fn run(
-        &self,
-        x_td: &Tensor<T>,
-        routing: &Routing<T::Acc>,
-        cx: &mut Cx<T>,
-    ) -> Result<(Tensor<T>, Body<T>), MoeError> {
-        let phase = cx.phase(Phase::Dispatch);
-        let started = self.dispatcher.dispatch_begin(x_td, routing)?;
-        drop(phase);
-        let shared = self.shared.as_ref().map(|shared| shared.forward(x_td, cx)).transpose()?;
-        let phase = cx.phase(Phase::Dispatch);
-        let (rows, handle) = self.dispatcher.dispatch_finish(started)?;
-        drop(phase);
-        let phase = cx.phase(Phase::Experts);
-        let (y_rd, experts) = self.experts.forward(rows, cx);
-        drop(phase);
-        let phase = cx.phase(Phase::Combine);
-        let y_td = self.dispatcher.combine(&y_rd, &handle)?;
-        drop((phase, y_rd));
-        let Some((shared_td, shared)) = shared else {
-            return Ok((y_td, Body { handle, experts, shared: None }));
-        };
-        Ok((sum(y_td, &shared_td), Body { handle, experts, shared: Some(shared) }))
-    }
-
-    /// The same without the output: what the backward needs, made again.
-    fn run_again(&self, saved: &RouterSaved<T>, cx: &mut Cx<T>) -> Result<Body<T>, MoeError> {
-        let routing = self.router.routing_of(saved, cx);
-        let phase = cx.phase(Phase::Dispatch);
-        let started = self.dispatcher.dispatch_begin(saved.x_td(), &routing)?;
-        drop(phase);
-        let shared = self.shared.as_ref().map(|shared| shared.forward_again(saved.x_td(), cx)).transpose()?;
-        let phase = cx.phase(Phase::Dispatch);
-        let (rows, handle) = self.dispatcher.dispatch_finish(started)?;
-        drop(phase);
-        let _phase = cx.phase(Phase::Experts);
-        let experts = self.experts.forward_to_activation(rows, cx);
-        Ok(Body { handle, experts, shared })
-    }
-
-    fn back(&self, saved: MoeSaved<T>, dy_td: &Tensor<T>, cx: &mut Cx<T>) -> Result<Tensor<T>, MoeError> {
-        let MoeSaved { router, body } = saved;
-        let Body { handle, experts, shared } = match body {
-            Some(body) => body,
-            None => self.run_again(&router, cx)?,
-        };
-        let phase = cx.phase(Phase::Combine);
-        let started = self.dispatcher.combine_backward_begin(dy_td, &handle)?;
-        drop(phase);
-        let dshared_td = match (&self.shared, shared) {
-            (Some(layer), Some(saved)) => Some(layer.backward(saved, dy_td, cx)?),
-            _ => None,
-        };
-        let phase = cx.phase(Phase::Combine);
-        let dy_rd = self.dispatcher.combine_backward_finish(started)?;
-        drop(phase);
-        let phase = cx.phase(Phase::Experts);
-        let (dx_rd, dweights_r) = self.experts.backward(experts, dy_rd, cx);
-        drop(phase);
-        let phase = cx.phase(Phase::Dispatch);
-        let (dx_td, dweights_tk) = self.dispatcher.dispatch_backward(&dx_rd, &dweights_r, &handle)?;
-        drop((phase, dx_rd, dweights_r, handle));
-        let dx_td = match dshared_td {
-            Some(dshared_td) => sum(dx_td, &dshared_td),
-            None => dx_td,
-        };
-        self.router.backward(router, &dweights_tk, dx_td, cx)
-    }
 }
 
 /// `a + b`, in the buffer of `a` where nobody else holds it.
@@ -234,33 +173,60 @@ impl<T: Trainable> FeedForward<T> for MoeLayer<T> {
     type Saved = MoeSaved<T>;
     type Kept = MoeKept;
     type Report = MoeReport;
+    type Forward<'a> = MoeForward<T>;
+    type Backward<'a> = MoeBackward<T>;
 
-    fn forward(
+    fn forward_begin<'a>(
         &self,
         x_td: &Tensor<T>,
-        cx: &mut Cx<T>,
-    ) -> Result<(Tensor<T>, MoeSaved<T>, MoeReport), Error> {
-        let (routing, router, mut report) = self.router.forward(x_td, cx)?;
-        let (y_td, body) = self.run(x_td, &routing, cx)?;
-        report.received_rows = body.handle.rows() as u64;
-        let body = (!cx.recompute.moe).then_some(body);
-        Ok((y_td, MoeSaved { router, body }, report))
+        cx: &mut Cx<'a, T>,
+    ) -> Result<ForwardSegment<'a, T, Self>, Error> {
+        Ok(Segment::Travelling(self.to_experts(x_td, cx)?))
+    }
+
+    fn forward_resume<'a>(
+        &self,
+        forward: MoeForward<T>,
+        cx: &mut Cx<'a, T>,
+    ) -> Result<ForwardSegment<'a, T, Self>, Error> {
+        Ok(match forward {
+            MoeForward::Dispatching(arriving) => Segment::Travelling(self.through_experts(*arriving, cx)?),
+            MoeForward::Combining(arriving) => Segment::Done(self.joined(*arriving, cx)?),
+        })
     }
 
     fn keep(&self, saved: &MoeSaved<T>) -> MoeKept {
         MoeKept { choice: saved.router.choice().clone() }
     }
 
+    /// The router's part; dispatch and experts are run again by the backward.
     fn forward_again(&self, x_td: &Tensor<T>, kept: &MoeKept, cx: &mut Cx<T>) -> Result<MoeSaved<T>, Error> {
         let (_, router) = self.router.forward_again(x_td, &kept.choice, cx);
-        let body = match cx.recompute.moe {
-            true => None,
-            false => Some(self.run_again(&router, cx)?),
-        };
-        Ok(MoeSaved { router, body })
+        Ok(MoeSaved { router, body: None })
     }
 
-    fn backward(&self, saved: MoeSaved<T>, dy_td: &Tensor<T>, cx: &mut Cx<T>) -> Result<Tensor<T>, Error> {
-        Ok(self.back(saved, dy_td, cx)?)
+    fn backward_begin<'a>(
+        &self,
+        saved: MoeSaved<T>,
+        dy_td: &Tensor<T>,
+        cx: &mut Cx<'a, T>,
+    ) -> Result<BackwardSegment<'a, T, Self>, Error> {
+        let MoeSaved { router, body } = saved;
+        Ok(Segment::Travelling(match body {
+            Some(body) => self.gradients_to_experts(router, body, dy_td, cx)?,
+            None => self.to_experts_again(router, dy_td, cx)?,
+        }))
+    }
+
+    fn backward_resume<'a>(
+        &self,
+        backward: MoeBackward<T>,
+        cx: &mut Cx<'a, T>,
+    ) -> Result<BackwardSegment<'a, T, Self>, Error> {
+        Ok(match backward {
+            MoeBackward::Again(arriving) => Segment::Travelling(self.again(arriving, cx)?),
+            MoeBackward::Combining(arriving) => Segment::Travelling(self.back_through_experts(arriving, cx)?),
+            MoeBackward::Dispatching(arriving) => Segment::Done(self.back_to_tokens(arriving, cx)?),
+        })
     }
 }

@@ -1,5 +1,6 @@
 //! Rules of `[shard]`, and its form for the dense core.
 
+use plica_dense::Overlap;
 use plica_dense::shard::{NumberType, ShardLayout, ShardOptions, Zero};
 use plica_folding::Layout;
 
@@ -52,6 +53,7 @@ pub(super) fn check(low: &LowConfig, layout: Option<&Layout>, check: &mut Check)
             SyncEach::Step => false,
         },
         group,
+        overlap: if low.train.overlap { Overlap::Auto } else { Overlap::Never },
     }
 }
 

@@ -242,6 +242,15 @@ impl Recorder {
         Ok(index)
     }
 
+    fn link(&self, group: &str) -> Option<&Link> {
+        self.options.links.iter().find(|link| link.group.as_deref().is_none_or(|name| name == group))
+    }
+
+    /// Whether the operations of a group take at least the time of a modelled link.
+    pub fn has_link(&self, group: &str) -> bool {
+        self.link(group).is_some()
+    }
+
     /// How long the modelled link takes for the operation, if there is one.
     fn link_time(
         &self,
@@ -250,8 +259,7 @@ impl Recorder {
         sent_bytes: u64,
         size: usize,
     ) -> Option<Duration> {
-        let applies = |link: &&Link| link.group.as_deref().is_none_or(|name| name == group);
-        let link = self.options.links.iter().find(applies)?;
+        let link = self.link(group)?;
         let alpha_s = link.alpha.as_secs_f64() * crate::cost::rounds(operation, size) as f64;
         Some(Duration::from_secs_f64(alpha_s + sent_bytes as f64 / link.bytes_per_second))
     }

@@ -32,6 +32,15 @@ struct Hop<A: Message> {
     outgoing: [PendingSend; 2],
 }
 
+impl<A: Message> Hop<A> {
+    /// Waits for both ends.
+    fn arrive<T: Float>(self, cx: &Cx<T>) -> Result<[Tensor<A>; 2], Error> {
+        let next = arrive(self.incoming, cx)?;
+        sent(self.outgoing, cx)?;
+        Ok(next)
+    }
+}
+
 fn send<A: Message>(group: &Group, pair: [&Tensor<A>; 2], tag: u64) -> Result<[PendingSend; 2], Error> {
     let next = (group.rank() + 1) % group.size();
     let start = |x: &Tensor<A>, tag| group.send_start(Purpose::ContextRing, x, next, tag);
@@ -63,35 +72,49 @@ fn sent<T: Float>(outgoing: [PendingSend; 2], cx: &Cx<T>) -> Result<(), Error> {
     Ok(())
 }
 
+/// The block that the rank works with next.
+enum Next<T: Trainable> {
+    /// On its way while the rank works with the present one.
+    Moving(Hop<T>),
+    /// Here: without overlap it is waited for first.
+    Arrived([Tensor<T>; 2]),
+}
+
 /// The keys and values that a rank works with, hop by hop.
 struct Travel<T: Trainable> {
     block: [Tensor<T>; 2],
     hop: usize,
-    moving: Option<Hop<T>>,
+    next: Option<Next<T>>,
 }
 
 impl<T: Trainable> Travel<T> {
     fn new(k_thd: &Tensor<T>, v_thd: &Tensor<T>) -> Travel<T> {
-        Travel { block: [k_thd.clone(), v_thd.clone()], hop: 0, moving: None }
+        Travel { block: [k_thd.clone(), v_thd.clone()], hop: 0, next: None }
     }
 
     /// Starts to pass the present block on, unless it has been everywhere.
-    fn depart(&mut self, group: &Group) -> Result<(), Error> {
+    fn depart(&mut self, cx: &Cx<T>) -> Result<(), Error> {
+        let group = cx.mesh.cp();
         if self.hop + 1 < group.size() {
             let [k, v] = &self.block;
             let outgoing = send(group, [k, v], BLOCK_TAG)?;
             let incoming = receive(group, k.device(), [k.shape(), v.shape()], BLOCK_TAG)?;
-            self.moving = Some(Hop { incoming, outgoing });
+            let hop = Hop { incoming, outgoing };
+            self.next = Some(match cx.overlap().is_on() {
+                true => Next::Moving(hop),
+                false => Next::Arrived(hop.arrive(cx)?),
+            });
         }
         Ok(())
     }
 
     /// Takes the next block, once the arithmetic on the present one is done; false where there is none.
     fn advance(&mut self, cx: &Cx<T>) -> Result<bool, Error> {
-        let Some(Hop { incoming, outgoing }) = self.moving.take() else { return Ok(false) };
-        let next = arrive(incoming, cx)?;
-        sent(outgoing, cx)?;
-        self.block = next;
+        self.block = match self.next.take() {
+            None => return Ok(false),
+            Some(Next::Moving(hop)) => hop.arrive(cx)?,
+            Some(Next::Arrived(block)) => block,
+        };
         self.hop += 1;
         Ok(true)
     }
@@ -118,12 +141,13 @@ impl<T: Trainable> ContextAttention<T> for Ring {
         let mut travel = Travel::new(&heads.k_thd, &heads.v_thd);
         let mut merged: Option<(Tensor<T::Acc>, Tensor<T::Acc>)> = None;
         loop {
-            travel.depart(group)?;
+            travel.depart(cx)?;
             let runs = cut.runs(travel.owner(group));
             let spec = mask.spec(cx, Rows::Runs(&cx.tokens.runs), Rows::From(0));
             let spec = AttentionSpec { keys: Rows::Runs(&runs), ..spec };
             let [k_thd, v_thd] = &travel.block;
             if merged.is_none() || is_visible(&spec, &heads.q_thd, k_thd) {
+                let _phase = cx.phase(Phase::Attention);
                 let part = attention::attention_block_forward(&heads.q_thd, k_thd, v_thd, None, &spec);
                 merged = Some(match merged {
                     None => part,
@@ -153,13 +177,14 @@ impl<T: Trainable> ContextAttention<T> for Ring {
         drop((k_thd, v_thd));
         let mut dq: Option<Tensor<T::Acc>> = None;
         loop {
-            travel.depart(group)?;
-            gradients.depart(travel.hop, group)?;
+            travel.depart(cx)?;
+            gradients.depart(travel.hop, cx)?;
             let runs = cut.runs(travel.owner(group));
             let spec = mask.spec(cx, Rows::Runs(&cx.tokens.runs), Rows::From(0));
             let spec = AttentionSpec { keys: Rows::Runs(&runs), ..spec };
             let [k_thd, v_thd] = &travel.block;
             let part = (travel.hop == 0 || is_visible(&spec, &q_thd, k_thd)).then(|| {
+                let _phase = cx.phase(Phase::Attention);
                 attention::attention_block_backward(
                     &dout_thd, &q_thd, k_thd, v_thd, None, &out_thd, &lse_th, &spec,
                 )
@@ -187,6 +212,8 @@ struct Gradients<T: Trainable> {
     shapes: [Shape; 2],
     device: Device,
     home: Option<[Tensor<T::Acc>; 2]>,
+    /// Of the block that is here, where they were waited for ahead of the arithmetic.
+    here: Option<[Tensor<T::Acc>; 2]>,
     incoming: Option<[Pending<T::Acc>; 2]>,
     outgoing: Option<[PendingSend; 2]>,
 }
@@ -194,7 +221,14 @@ struct Gradients<T: Trainable> {
 impl<T: Trainable> Gradients<T> {
     fn new(k_thd: &Tensor<T>, v_thd: &Tensor<T>) -> Gradients<T> {
         let shapes = [k_thd.shape(), v_thd.shape()];
-        Gradients { shapes, device: k_thd.device().clone(), home: None, incoming: None, outgoing: None }
+        Gradients {
+            shapes,
+            device: k_thd.device().clone(),
+            home: None,
+            here: None,
+            incoming: None,
+            outgoing: None,
+        }
     }
 
     fn expect(&mut self, group: &Group) -> Result<(), Error> {
@@ -202,10 +236,16 @@ impl<T: Trainable> Gradients<T> {
         Ok(())
     }
 
-    /// Asks for the gradients of the block of this hop. The first foreign rank begins them, so that nothing comes
-    /// with hop 1.
-    fn depart(&mut self, hop: usize, group: &Group) -> Result<(), Error> {
-        if hop >= 2 { self.expect(group) } else { Ok(()) }
+    /// Asks for the gradients of the block of this hop; without overlap waits for them. The first foreign rank begins
+    /// them, so that nothing comes with hop 1.
+    fn depart(&mut self, hop: usize, cx: &Cx<T>) -> Result<(), Error> {
+        if hop >= 2 {
+            self.expect(cx.mesh.cp())?;
+            if !cx.overlap().is_on() {
+                self.here = self.arrived(cx)?;
+            }
+        }
+        Ok(())
     }
 
     /// Takes up what this rank adds to the block of a hop and sends the sum on; `None` adds nothing.
@@ -214,7 +254,11 @@ impl<T: Trainable> Gradients<T> {
             self.home = part;
             return Ok(());
         }
-        let sum = match (self.arrived(cx)?, part) {
+        let came = match self.here.take() {
+            Some(here) => Some(here),
+            None => self.arrived(cx)?,
+        };
+        let sum = match (came, part) {
             (None, Some(part)) => part.map(|gradient| gradient.with_category(Category::CommBuffer)),
             (None, None) => self.shapes.map(|s| Tensor::zeros(&self.device, s, Category::CommBuffer)),
             (Some(sum), None) => sum,

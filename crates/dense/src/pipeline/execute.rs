@@ -1,7 +1,6 @@
 //! Carries out one rank's row of a lowered schedule. There is no policy here: actions run in the order of the row,
-//! one after the other, on the thread that calls; what an action means is the [`StageRunner`]'s matter. The parts
-//! of an overlapped action run in their order too, so a forward and a backward that a schedule puts together share
-//! one slot but not one moment. A receive is only started where it stands, so that a neighbour's rows can arrive while
+//! one after the other, on the thread that calls; what an action means is the [`StageRunner`]'s matter. So is what the
+//! parts of an overlapped action do with the stretch of time that they share. A receive is only started where it stands, so that a neighbour's rows can arrive while
 //! this rank computes; the arithmetic that needs them waits before it begins, and its span begins after that. Where
 //! an action fails, the error shows the schedule round it. Leaves out the check of the schedule (`validate`).
 
@@ -35,6 +34,16 @@ pub trait StageRunner {
 
     /// The weight gradients that the input gradient of the same stage and micro-batch put off.
     fn weight_gradient(&mut self, stage: usize, micro_batch: usize) -> Result<(), Error>;
+
+    /// A forward and a backward (`B` or `I`) that a schedule puts together; a runner that cannot interleave them runs
+    /// one after the other.
+    ///
+    /// # Errors
+    /// As every other method.
+    fn overlapped(&mut self, forward: &Action, backward: &Action) -> Result<(), Error> {
+        run(self, forward)?;
+        run(self, backward)
+    }
 
     /// Gathers the weights of a stage.
     fn unshard(&mut self, stage: usize) -> Result<(), Error>;
@@ -98,13 +107,16 @@ pub fn execute(
             }
         }
         let start_ns = timeline.now_ns();
-        action.simple().iter().try_for_each(|part| run(runner, part)).map_err(failed)?;
+        match action.parts.as_slice() {
+            [forward, backward] => runner.overlapped(forward, backward).map_err(failed)?,
+            _ => run(runner, action).map_err(failed)?,
+        }
         timeline.end(slot, start_ns);
     }
     Ok(())
 }
 
-fn run(runner: &mut impl StageRunner, action: &Action) -> Result<(), Error> {
+fn run(runner: &mut (impl StageRunner + ?Sized), action: &Action) -> Result<(), Error> {
     let stage = action.stage;
     let micro_batch = || action.micro_batch.expect("a schedule's action has the micro-batch of its kind");
     match action.kind {
@@ -119,7 +131,7 @@ fn run(runner: &mut impl StageRunner, action: &Action) -> Result<(), Error> {
         Kind::ReceiveForward => runner.receive_forward(stage, micro_batch()),
         Kind::SendBackward => runner.send_backward(stage, micro_batch()),
         Kind::ReceiveBackward => runner.receive_backward(stage, micro_batch()),
-        Kind::Overlap => unreachable!("the parts of an overlap are run one by one"),
+        Kind::Overlap => unreachable!("an overlap has two parts"),
     }
 }
 

@@ -22,8 +22,6 @@ use crate::shard::plan::UnitId;
 pub enum Pass {
     /// For a forward whose backward comes later: kept until then where the user does not reshard.
     Forward,
-    /// For a forward that is run again, right before its backward: kept until then.
-    Again,
     /// For a backward.
     Backward,
     /// For a forward without a backward, or one whose backward is inside the guard's scope.
@@ -84,7 +82,7 @@ impl<T: Float> Shards<T> {
         if pass == Pass::Backward {
             state.forwards = state.forwards.saturating_sub(1);
         }
-        if state.guards == 0 && pass != Pass::Again && (reshard || state.forwards == 0) {
+        if state.guards == 0 && (reshard || state.forwards == 0) {
             state.whole = None;
         }
     }
@@ -157,8 +155,9 @@ impl<T: Trainable> Params<T> {
         let _phase = phases.enter(Phase::WeightGather);
         let mut units = shards.lock();
         self.start(shards, &mut units, unit)?;
-        let ahead = self.sharding().options().prefetch;
-        let backward = matches!(pass, Pass::Backward | Pass::Again);
+        let options = self.sharding().options();
+        let ahead = if options.overlap.is_on() { options.prefetch } else { 0 };
+        let backward = pass == Pass::Backward;
         for next in self.sharding().following(unit, backward).into_iter().take(ahead) {
             self.start(shards, &mut units, next)?;
         }
@@ -177,6 +176,7 @@ impl<T: Trainable> Params<T> {
             return Ok(());
         }
         let groups = self.groups().expect("sharded weights have groups");
+        let overlap = self.sharding().options().overlap;
         let mut started: Vec<Waiting<T>> = Vec::new();
         for index in self.sharding().unit(unit).parts.clone() {
             let part = &self.sharding().parts()[index];
@@ -189,13 +189,12 @@ impl<T: Trainable> Params<T> {
                 // Alone, the shard itself is the complete tensor.
                 Ok(if single { all } else { all.with_category(Category::GatheredParameter) })
             };
-            // Where memory is shared a gather is a copy by this very thread: nothing overlaps it, and done at once
-            // the bytes that live do not depend on who waits when.
-            if group.shares_memory() {
+            // Done at once, the bytes that live do not depend on who waits when.
+            if overlap.ahead(group) {
+                started.push(Box::new(finish));
+            } else {
                 let all = finish()?;
                 started.push(Box::new(move || Ok(all)));
-            } else {
-                started.push(Box::new(finish));
             }
         }
         state.started = Some(started);

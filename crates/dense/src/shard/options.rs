@@ -1,5 +1,7 @@
 //! What a user chooses about sharded state.
 
+use crate::overlap::Overlap;
+
 /// What is sharded over the replicas of a parameter; each stage shards what the one before does, and more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Zero {
@@ -72,6 +74,8 @@ pub struct ShardOptions {
     /// Ranks that share one copy of the state; a group of replicas is cut into several such groups (hybrid
     /// sharding). None: all replicas share one.
     pub group: Option<usize>,
+    /// When weights and gradients travel under arithmetic; layers read it too ([`crate::Cx::overlap`]).
+    pub overlap: Overlap,
 }
 
 impl Default for ShardOptions {
@@ -89,6 +93,7 @@ impl Default for ShardOptions {
             gradient_type: NumberType::Accumulator,
             sync_each_micro_batch: false,
             group: None,
+            overlap: Overlap::Auto,
         }
     }
 }

@@ -18,10 +18,14 @@ use crate::shard::options::{NumberType, Zero};
 use crate::shard::part::Part;
 use crate::shard::plan::UnitId;
 
-/// A sum over ranks that was started: the part, and what gives its result.
+/// What gives the result of a sum over ranks that was started.
+type Finish<A> = Box<dyn FnOnce() -> Result<Tensor<A>, CommError> + Send>;
+
+/// A sum over ranks that was started: of which unit and part.
 pub(crate) struct Summing<T: Float> {
+    unit: UnitId,
     part: usize,
-    finish: Box<dyn FnOnce() -> Result<Tensor<T::Acc>, CommError> + Send>,
+    finish: Finish<T::Acc>,
 }
 
 impl<T: Trainable> Cx<'_, T> {
@@ -68,13 +72,25 @@ pub fn reduce_unit<T: Trainable>(
     grads.late.retain(|late| *late != unit);
     let _phase = phases.enter(Phase::GradientReduction);
     for part in plan.unit(unit).parts.clone() {
-        let started = start(params, grads, mesh, part)?;
-        grads.summing.push_back(started);
-        // Where memory is shared the sum is made by this very thread: nothing overlaps it.
-        let behind = usize::from(!group_of(params, mesh, &plan.parts()[part]).shares_memory());
-        while grads.summing.len() > behind {
-            finish_oldest(params, grads, mesh)?;
+        let finish = start(params, grads, mesh, part)?;
+        grads.summing.push_back(Summing { unit, part, finish });
+        if !plan.options().overlap.ahead(group_of(params, mesh, &plan.parts()[part])) {
+            finish_while(params, grads, mesh, |_| true)?;
         }
+    }
+    // The sums of this unit travel under what comes next; those of the one before had their time.
+    finish_while(params, grads, mesh, |oldest| oldest.unit != unit)
+}
+
+/// Finishes sums, the oldest first, as long as `condition` holds for the oldest.
+fn finish_while<T: Trainable>(
+    params: &Params<T>,
+    grads: &mut Grads<T>,
+    mesh: &Mesh,
+    condition: impl Fn(&Summing<T>) -> bool,
+) -> Result<(), Error> {
+    while grads.summing.front().is_some_and(&condition) {
+        finish_oldest(params, grads, mesh)?;
     }
     Ok(())
 }
@@ -131,10 +147,7 @@ pub(crate) fn reduce_rest<T: Trainable>(
     }
     grads.synchronise(false);
     let _phase = phases.enter(Phase::GradientReduction);
-    while !grads.summing.is_empty() {
-        finish_oldest(params, grads, mesh)?;
-    }
-    Ok(())
+    finish_while(params, grads, mesh, |_| true)
 }
 
 /// The ranks among which a part's gradients are summed first.
@@ -155,23 +168,18 @@ fn start<T: Trainable>(
     grads: &mut Grads<T>,
     mesh: &Mesh,
     index: usize,
-) -> Result<Summing<T>, Error> {
+) -> Result<Finish<T::Acc>, Error> {
     let plan = params.sharding();
     let part = &plan.parts()[index];
     let group = group_of(params, mesh, part);
     let all = packed(params, grads, part);
     let rows = (plan.options().zero > Zero::None).then_some(part.shard_lens.as_slice());
-    let finish = match rounds(params) && !group.is_single() {
-        false => {
-            let pending = sum_start(group, &all, rows)?;
-            Box::new(move || pending.finish()) as Box<_>
-        }
-        true => {
-            let pending = sum_start(group, &elementwise::cast::<T::Acc, T>(&all), rows)?;
-            Box::new(move || Ok(elementwise::cast::<T, T::Acc>(&pending.finish()?))) as Box<_>
-        }
-    };
-    Ok(Summing { part: index, finish })
+    if rounds(params) && !group.is_single() {
+        let pending = sum_start(group, &elementwise::cast::<T::Acc, T>(&all), rows)?;
+        return Ok(Box::new(move || Ok(elementwise::cast::<T, T::Acc>(&pending.finish()?))));
+    }
+    let pending = sum_start(group, &all, rows)?;
+    Ok(Box::new(move || pending.finish()))
 }
 
 fn sum_start<E: plica_comm::Message>(
@@ -218,7 +226,7 @@ fn packed<T: Trainable>(params: &Params<T>, grads: &mut Grads<T>, part: &Part) -
 
 /// Finishes the sum that was started first and puts it to the stored gradients.
 fn finish_oldest<T: Trainable>(params: &Params<T>, grads: &mut Grads<T>, mesh: &Mesh) -> Result<(), Error> {
-    let Some(Summing { part: index, finish }) = grads.summing.pop_front() else { return Ok(()) };
+    let Some(Summing { part: index, finish, .. }) = grads.summing.pop_front() else { return Ok(()) };
     let plan = params.sharding().clone();
     let part = &plan.parts()[index];
     let mut sum = finish()?;

@@ -1,6 +1,6 @@
 //! Complete weights after an update of shards (ZeRO-1 and 2): every rank has updated its run of each parameter; an
 //! all-gather a part brings the others' runs. The next part's gather is started before the present one is copied,
-//! where the backend can overlap the two.
+//! where the two overlap ([`crate::overlap`]).
 
 use plica_comm::{Pending, Purpose};
 use plica_kernels::ops::elementwise;
@@ -25,7 +25,8 @@ pub fn gather_updated<T: Trainable>(params: &mut Params<T>) -> Result<(), Error>
         let next = match plan.parts().get(index).filter(|part| part.ranks() > 1) {
             Some(part) => {
                 let pending = start(params, part)?;
-                if params.groups().is_some_and(|groups| groups.shard(part.family).shares_memory()) {
+                let group = params.groups().expect("sharded state has groups").shard(part.family);
+                if !plan.options().overlap.ahead(group) {
                     spread(params, part, &pending.finish()?);
                     continue;
                 }
