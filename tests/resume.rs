@@ -16,6 +16,8 @@ fn records(run: &Path) -> Vec<StepRecord> {
         assert!(record.seconds > 0.0 && !record.time_ns.is_empty(), "times are there");
         record.seconds = 0.0;
         record.time_ns.clear();
+        record.exposed_ns.clear();
+        record.hidden_ns.clear();
     }
     records
 }

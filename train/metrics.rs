@@ -53,6 +53,12 @@ pub struct StepRecord {
     /// Time of this step by phase in nanoseconds, mean over the ranks.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub time_ns: BTreeMap<String, u64>,
+    /// Time inside communication by purpose and of `all`, in nanoseconds, mean over the ranks.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub exposed_ns: BTreeMap<String, u64>,
+    /// Communication under way while the rank computed, likewise: what it would cost more without overlap.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub hidden_ns: BTreeMap<String, u64>,
 }
 
 /// A line of `metrics.jsonl` that is not a record.

@@ -2,6 +2,7 @@
 //!
 //! Everything here is a pure function of plain structs to text; whoever has the numbers fills the structs.
 
+pub mod communication;
 pub mod curve;
 pub mod heatmap;
 pub mod human;
@@ -13,6 +14,7 @@ pub mod table;
 pub mod tables;
 pub mod ticks;
 
+pub use communication::CommunicationTime;
 pub use curve::terminal_curve;
 pub use heatmap::{heatmap_svg, load_heatmap_svg};
 pub use line_plot::line_plot_svg;

@@ -2,6 +2,7 @@
 
 use plica_dense::shard::ShardReport;
 
+use super::communication::CommunicationTime;
 use super::pipeline::pipeline_table;
 use super::tables::{LayerLoad, MemoryUse, bytes_table, load_table, memory_table, shard_table, time_table};
 use super::{Series, human, terminal_curve};
@@ -34,6 +35,8 @@ pub struct RunReport {
     pub validation_loss: Vec<(f64, f64)>,
     /// Time by phase in nanoseconds, mean over the ranks, over all steps.
     pub phases: Vec<(String, u64)>,
+    /// Exposed and hidden communication of the steps; none on one rank.
+    pub communication: Option<CommunicationTime>,
     /// (purpose, bytes, operations) of all ranks and steps.
     pub bytes: Vec<(String, u64, u64)>,
     /// Memory on the rank with the highest peak.
@@ -79,6 +82,7 @@ impl RunReport {
         let parts = [
             (!self.phases.is_empty()).then(|| time_table(&self.phases, total_ns)),
             self.pipeline.as_ref().map(pipeline_table),
+            self.communication.as_ref().map(|time| time.table(self.steps)),
             (!self.bytes.is_empty()).then(|| bytes_table(&self.bytes, self.steps)),
             (!self.memory.is_empty()).then(|| memory_table(&self.memory)),
             self.shard.as_ref().map(shard_table),
@@ -114,6 +118,9 @@ impl RunReport {
             lines.push(format!(
                 "left out     {skipped} of {steps} steps, whose loss or gradients were not finite"
             ));
+        }
+        if let Some(time) = &self.communication {
+            lines.push(time.line(self.steps, self.seconds));
         }
         let ends = |points: &[(f64, f64)]| Some((points.first()?.1, points.last()?.1));
         if let Some((first, last)) = ends(&self.loss) {

@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use clap::Args;
-use plica_comm::RecordOptions;
 use plica_comm::record::Link;
+use plica_comm::{RecordOptions, Recorder};
 use plica_folding::groups::Family;
 
 /// Name that stands for every group.
@@ -19,8 +19,8 @@ const MAX_ALPHA_US: f64 = 3.6e9;
 #[derive(Clone, Debug, Default, PartialEq, Args)]
 pub struct LinkArguments {
     /// Model a link: operations of the group take at least ALPHA_US microseconds a round and their sent bytes at GB_S
-    /// (10^9 bytes a second). GROUP is a group's name (tp, cp, pp, ep, etp_ep, edp, dp_cp, world ...) or `all`, for
-    /// those that are not named. May be repeated.
+    /// (10^9 bytes a second). GROUP is a group's name (tp, cp, pp, dp_cp, edp, world ...; tokens
+    /// travel to experts in etp_ep) or `all`, for those that are not named. May be repeated.
     #[arg(long = "link", value_name = "GROUP=ALPHA_US,GB_S", value_parser = parse_link)]
     pub links: Vec<Link>,
 }
@@ -34,12 +34,29 @@ impl LinkArguments {
     }
 }
 
+/// The groups of modelled links that had no operation on a rank, beside those that had: a link that was meant for
+/// another group changes nothing. None where every link applied.
+pub fn unused(recorder: &Recorder, links: &[Link]) -> Option<String> {
+    let mut used: Vec<String> = recorder.traffic().into_iter().map(|(_, group, _)| group).collect();
+    used.sort();
+    used.dedup();
+    let named = links.iter().filter_map(|link| link.group.as_deref());
+    let idle: Vec<&str> = named.filter(|name| !used.iter().any(|group| group == name)).collect();
+    (!idle.is_empty()).then(|| {
+        let (idle, used) = (idle.join(", "), used.join(", "));
+        format!(
+            "--link {idle}: no operation on rank {} was of that group; there were {used}",
+            recorder.rank()
+        )
+    })
+}
+
 /// A link from `GROUP=ALPHA_US,GB_S`.
 ///
 /// # Errors
 /// What of the text is wrong, and what would be right.
 pub fn parse_link(text: &str) -> Result<Link, String> {
-    let form = "write GROUP=ALPHA_US,GB_S, for example ep=50,1.5";
+    let form = "write GROUP=ALPHA_US,GB_S, for example etp_ep=50,1.5";
     let (group, numbers) = text.split_once('=').ok_or_else(|| format!("no `=`: {form}"))?;
     let (alpha, rate) = numbers.split_once(',').ok_or_else(|| format!("no `,` after `=`: {form}"))?;
     let number = |name: &str, text: &str| {

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use plica_comm::record::Exposure;
 use plica_comm::{CommError, Purpose, Reduce};
 use plica_dense::{BatchScale, Phase, Trainable};
 use plica_kernels::Category;
@@ -12,7 +13,7 @@ use plica_moe::load::{Imbalance, dropped_share};
 
 use crate::config::{Balance, Config};
 use crate::metrics::StepRecord;
-use crate::report::{LayerLoad, MemoryUse};
+use crate::report::{CommunicationTime, LayerLoad, MemoryUse};
 use crate::step::Engine;
 
 /// Steps over which the load of the summary is taken.
@@ -21,8 +22,9 @@ const WINDOW_STEPS: usize = 20;
 /// Reports of the last steps.
 pub(super) type LayerWindow = Vec<(usize, MoeReport)>;
 
-/// What a rank has counted up to a moment: nanoseconds by phase, then bytes and operations by purpose.
-#[derive(Clone)]
+/// What a rank has counted up to a moment: nanoseconds by phase, then bytes, operations, exposed and hidden
+/// nanoseconds by purpose, then the two times of all purposes together.
+#[derive(Clone, Default)]
 pub(super) struct Books(Vec<f64>);
 
 impl Books {
@@ -31,14 +33,24 @@ impl Books {
         let mut counted: Vec<f64> = engine.phases.total_ns().iter().map(|ns| *ns as f64).collect();
         for purpose in Purpose::ALL {
             let traffic = engine.recorder.by_purpose(purpose);
+            let time = engine.recorder.exposure(Some(purpose));
             counted.extend([traffic.sent_bytes as f64, traffic.operations as f64]);
+            counted.extend([time.exposed_ns as f64, time.hidden_ns as f64]);
         }
+        let time = engine.recorder.exposure(None);
+        counted.extend([time.exposed_ns as f64, time.hidden_ns as f64]);
         Books(counted)
     }
 
     /// What was counted since an earlier moment.
     pub(super) fn since(&self, earlier: &Books) -> Books {
         Books(self.0.iter().zip(&earlier.0).map(|(now, then)| now - then).collect())
+    }
+
+    /// Adds what was counted at another time.
+    pub(super) fn add(&mut self, other: &Books) {
+        self.0.resize(other.0.len(), 0.0);
+        self.0.iter_mut().zip(&other.0).for_each(|(own, other)| *own += other);
     }
 }
 
@@ -48,6 +60,8 @@ pub(super) struct RankSums {
     pub phases: Vec<(String, u64)>,
     /// (purpose, bytes, operations), all ranks.
     pub bytes: Vec<(String, u64, u64)>,
+    /// Communication time, mean over ranks; none where no rank talked to another.
+    pub communication: Option<CommunicationTime>,
 }
 
 /// Keeps the reports of the last steps.
@@ -101,13 +115,21 @@ pub(super) fn rank_sums<T: Trainable>(engine: &Engine<T>, own: &Books) -> Result
         .filter(|(_, ns)| **ns > 0.0)
         .map(|(phase, ns)| (phase.name().to_string(), (ns / world.size() as f64) as u64))
         .collect();
-    let bytes = Purpose::ALL
-        .iter()
-        .zip(traffic.chunks(2))
-        .filter(|(_, sums)| sums[1] > 0.0)
+    let (traffic, total) = traffic.split_at(4 * Purpose::ALL.len());
+    let used = Purpose::ALL.iter().zip(traffic.chunks(4)).filter(|(_, sums)| sums[1] > 0.0);
+    let bytes: Vec<(String, u64, u64)> = used
+        .clone()
         .map(|(purpose, sums)| (purpose.name().to_string(), sums[0] as u64, sums[1] as u64))
         .collect();
-    Ok(RankSums { phases, bytes })
+    let mean = |sums: &[f64]| {
+        let [exposed_ns, hidden_ns] = [sums[0], sums[1]].map(|ns| (ns / world.size() as f64) as u64);
+        Exposure { exposed_ns, hidden_ns }
+    };
+    let communication = (!bytes.is_empty()).then(|| CommunicationTime {
+        total: mean(total),
+        by_purpose: used.map(|(purpose, sums)| (purpose.name().to_string(), mean(&sums[2..]))).collect(),
+    });
+    Ok(RankSums { phases, bytes, communication })
 }
 
 /// Adds what all ranks counted in a step to its record; every rank calls it.
@@ -119,6 +141,13 @@ pub(super) fn add_rank_sums<T: Trainable>(
 ) -> Result<(), CommError> {
     let sums = rank_sums(engine, own)?;
     record.time_ns = sums.phases.into_iter().collect();
+    if let Some(time) = sums.communication {
+        let all = time.by_purpose.into_iter().chain([("all".to_string(), time.total)]);
+        for (name, time) in all {
+            record.exposed_ns.insert(name.clone(), time.exposed_ns);
+            record.hidden_ns.insert(name, time.hidden_ns);
+        }
+    }
     record.bytes = sums.bytes.into_iter().map(|(name, bytes, _)| (name, bytes)).collect();
     let memory = memory(engine, peak, &Snapshot::default())?;
     record.memory_bytes =

@@ -21,6 +21,7 @@ use crate::model::{build, flops};
 use crate::report::RunReport;
 use crate::schedule_view::{measured_views, picture::picture_svg};
 use crate::step::{Engine, NotFinite, StepOutcome, StepSettings};
+use crate::trace::links;
 
 /// Builds the engine of a rank from the configuration.
 ///
@@ -74,6 +75,7 @@ pub(super) fn train<T: Trainable>(
         window: Vec::new(),
         peak: Snapshot::default(),
         after_step: Snapshot::default(),
+        in_steps: Books::default(),
         shared,
         plan,
         engine,
@@ -93,6 +95,8 @@ struct Rank<'a, T: Trainable> {
     /// At the highest peak of any step so far.
     peak: Snapshot,
     after_step: Snapshot,
+    /// Counted inside the steps alone, without what stands between them.
+    in_steps: Books,
 }
 
 impl<T: Trainable> Rank<'_, T> {
@@ -157,6 +161,7 @@ impl<T: Trainable> Rank<'_, T> {
         let outcome = skip::step(&mut self.engine, self.shared, self.screen.as_ref(), step, &micros)?;
         let seconds = started.elapsed().as_secs_f64();
         let counted = Books::now(&self.engine).since(&before);
+        self.in_steps.add(&counted);
         let (peak, after) = (self.engine.device.ledger().peak(), self.engine.device.ledger().now());
         if peak.total_bytes() > self.peak.total_bytes() {
             self.peak = peak;
@@ -238,6 +243,7 @@ impl<T: Trainable> Rank<'_, T> {
     fn report(&mut self, steps: u64, seconds: f64, counted: &Books) -> anyhow::Result<Option<RunReport>> {
         let config = self.shared.config;
         let sums = gather::rank_sums(&self.engine, counted)?;
+        let communication = gather::rank_sums(&self.engine, &self.in_steps)?.communication;
         let memory = gather::memory(&self.engine, &self.peak, &self.after_step)?;
         let pipeline = self.engine.pipeline_use()?;
         let pipeline_svg = self.pipeline_svg()?;
@@ -263,6 +269,7 @@ impl<T: Trainable> Rank<'_, T> {
                 .filter_map(|r| Some((r.step as f64, r.validation_loss?)))
                 .collect(),
             phases: sums.phases,
+            communication,
             bytes: sums.bytes,
             memory,
             shard: (config.shard.zero > Zero::None).then(|| {
@@ -274,6 +281,9 @@ impl<T: Trainable> Rank<'_, T> {
             pipeline_svg,
             ..RunReport::default()
         };
+        if let Some(text) = links::unused(&self.engine.recorder, &self.shared.context.record.links) {
+            tracing::warn!("{text}");
+        }
         screen.finish()?;
         Ok(Some(report))
     }
