@@ -6,6 +6,7 @@
 pub mod bench;
 pub mod communicator;
 pub mod cost;
+pub mod environment;
 pub mod error;
 pub mod group;
 pub mod launch;
@@ -17,6 +18,7 @@ pub mod payload;
 pub mod pending;
 pub mod process;
 pub mod record;
+pub mod rendezvous;
 pub mod suite;
 
 pub use communicator::{Communicator, Operation, Purpose, Reduce, Request, Started};
