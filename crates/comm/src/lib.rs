@@ -20,6 +20,7 @@ pub mod process;
 pub mod record;
 pub mod rendezvous;
 pub mod suite;
+pub mod tcp;
 
 pub use communicator::{Communicator, Operation, Purpose, Reduce, Request, Started};
 pub use error::CommError;

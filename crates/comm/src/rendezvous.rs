@@ -14,6 +14,8 @@ mod line;
 #[cfg(test)]
 mod tests;
 
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
@@ -171,6 +173,25 @@ pub fn meet(seat: &Seat, options: &MeetingOptions) -> Result<Links, RendezvousEr
         })?;
     }
     Ok(links)
+}
+
+/// First port and number of ports among which [`free_port`] looks: below those that systems give to outgoing
+/// connections, which could take a port again before it is used.
+const FREE_PORTS: (u16, u16) = (20_000, 12_000);
+
+/// A port of this machine that nobody listens on now, drawn at random, so that jobs that start at the same time find
+/// different ones.
+pub fn free_port() -> Option<u16> {
+    let draw = random();
+    let offset = |attempt: u64| (draw.wrapping_add(attempt * 7919) % u64::from(FREE_PORTS.1)) as u16;
+    let ports = (0..u64::from(FREE_PORTS.1)).map(|attempt| FREE_PORTS.0 + offset(attempt));
+    ports.into_iter().find(|port| TcpListener::bind((Ipv4Addr::UNSPECIFIED, *port)).is_ok())
+}
+
+/// A number that differs from one call to the next; no secret.
+fn random() -> u64 {
+    // The keys of a hasher are random.
+    RandomState::new().build_hasher().finish()
 }
 
 /// Addresses of a host, those of version 4 first.

@@ -1,15 +1,17 @@
 //! Rank 0's part: listen, hear every rank, tell all of them the roster, or what is wrong.
 
-use std::collections::hash_map::RandomState;
-use std::hash::{BuildHasher, Hasher};
 use std::io::{ErrorKind, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::line::{Arriving, Heard, Line};
 use super::{
-    HELLO_LIMIT, Links, MeetingOptions, RendezvousError, addresses, listen, listening_address, wait_until,
+    HELLO_LIMIT, Links, MeetingOptions, RendezvousError, addresses, listen, listening_address, random,
+    wait_until,
 };
+
+/// How long ranks that come after the meeting has failed are told so.
+const LINGER: Duration = Duration::from_secs(5);
 
 /// A rank that has come.
 struct Member {
@@ -39,7 +41,10 @@ pub(super) fn gather(
         .map_err(|error| RendezvousError::PortTaken { port, reason: error.to_string() })?;
     let members = (0..world).map(|_| None).collect();
     let mut gathering = Gathering { listener, options, members, arriving: Vec::new() };
-    gathering.run().inspect_err(|error| gathering.tell(&Line::Refused { text: error.to_string() }))?;
+    if let Err(error) = gathering.run() {
+        gathering.refuse(&error);
+        return Err(error);
+    }
     let roster = gathering.roster();
     gathering.tell(&roster);
     Ok(gathering.members.into_iter().map(|member| member.map(|m| m.connection.stream)).collect())
@@ -60,6 +65,25 @@ impl Gathering<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Tells all that have come, and those that come within a few seconds more, why there will be no meeting.
+    fn refuse(&mut self, error: &RendezvousError) {
+        let line = Line::Refused { text: error.to_string() };
+        self.tell(&line);
+        let end = Instant::now() + LINGER;
+        // A process that does not fit has been told already, and is often the one that is missing elsewhere.
+        let told = usize::from(matches!(error, RendezvousError::Refused { .. }));
+        let mut untold = self.missing().len().saturating_sub(told);
+        while untold > 0 && !matches!(error, RendezvousError::Missing { .. }) && wait_until(end) {
+            self.accept();
+            for (arriving, _) in &mut self.arriving {
+                if let Heard::Line(Line::Join { .. }) = arriving.hear() {
+                    say(arriving, &line);
+                    untold = untold.saturating_sub(1);
+                }
+            }
+        }
     }
 
     fn missing(&self) -> Vec<usize> {
@@ -154,8 +178,7 @@ impl Gathering<'_> {
     /// Where everyone listens. A rank that came over the loopback is on this machine: others reach it where they
     /// reach rank 0.
     fn roster(&self) -> Line {
-        // The keys of a hasher are random: enough to keep strangers apart, no secret.
-        let token = RandomState::new().build_hasher().finish();
+        let token = random();
         let place = |member: &Option<Member>| match member {
             None => (None, 0),
             Some(member) => (not_loopback(member.address.ip()), member.port),

@@ -9,9 +9,8 @@ use super::line::Line;
 use super::*;
 use crate::environment::Source;
 
-/// A port that was free a moment ago.
 fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port").port()
+    super::free_port().expect("a port")
 }
 
 fn seat(rank: usize, world: usize, port: u16) -> Seat {
@@ -132,37 +131,67 @@ fn s30_a_rank_that_never_comes_is_named_on_every_rank() {
     }
 }
 
+/// A connection with whoever gathers at the port, over which this rank has said its line. Connections are accepted
+/// and heard in their order, so that it has come when a later one is heard.
+fn said(rank: usize, world: usize, port: u16) -> TcpStream {
+    let stream = loop {
+        match TcpStream::connect(("127.0.0.1", port)) {
+            Ok(stream) => break stream,
+            Err(_) => std::thread::sleep(PAUSE),
+        }
+    };
+    say(stream, rank, world)
+}
+
+fn say(mut stream: TcpStream, rank: usize, world: usize) -> TcpStream {
+    let line = Line::Join { rank, world, port: 1, version: "1.2.3".into() };
+    stream.write_all(line.to_text().as_bytes()).expect("written");
+    stream
+}
+
+/// What the gathering rank answers before it closes the connection.
+fn answer(mut stream: TcpStream) -> Option<Line> {
+    let mut heard = String::new();
+    stream.read_to_string(&mut heard).expect("read");
+    Line::parse(&heard)
+}
+
 #[test]
 fn s30_ranks_that_do_not_fit_end_the_meeting_everywhere_with_one_text() {
     let other = MeetingOptions { version: "9.9.9".into(), ..options(60) };
-    let cases: [(usize, usize, MeetingOptions, &[&str]); 4] = [
-        (1, 3, options(60), &["two processes say that they are rank 1", "each process needs its own rank"]),
-        (0, 3, options(60), &[]),
-        (2, 4, options(60), &["rank 2 (from 127.0.0.1", "a world of 4 ranks, rank 0 one of 3"]),
-        (2, 3, other, &["rank 2 (from 127.0.0.1", "runs plica 9.9.9, rank 0 runs plica 1.2.3"]),
+    let cases: [(usize, usize, MeetingOptions, &[&str]); 3] = [
+        (1, 4, options(60), &["two processes say that they are rank 1", "each process needs its own rank"]),
+        (2, 5, options(60), &["rank 2 (from 127.0.0.1", "a world of 5 ranks, rank 0 one of 4"]),
+        (2, 4, other, &["rank 2 (from 127.0.0.1", "runs plica 9.9.9, rank 0 runs plica 1.2.3"]),
     ];
     for (rank, world, odd, parts) in cases {
         let port = free_port();
-        let first = std::thread::spawn(move || meet(&seat(0, 3, port), &options(60)));
-        let second = std::thread::spawn(move || meet(&seat(1, 3, port), &options(60)));
-        if rank == 0 {
-            // Two of rank 0 want one port: the later one is told at once, the first goes on waiting.
-            while TcpStream::connect(("127.0.0.1", port)).is_err() {
-                std::thread::sleep(PAUSE);
-            }
-            let text = meet(&seat(0, world, port), &odd).expect_err("the port is taken").to_string();
-            contains(&text, &[&format!("MASTER_PORT = {port}: the port is taken"), "choose another"]);
-            meet(&seat(2, 3, port), &options(60)).expect("met");
-            first.join().expect("no panic").expect("met");
-            second.join().expect("no panic").expect("met");
-            continue;
-        }
-        let results =
-            [meet(&seat(rank, world, port), &odd), first.join().expect("a"), second.join().expect("b")];
-        for text in texts(&results) {
-            contains(&text, parts);
-        }
+        let first = std::thread::spawn(move || meet(&seat(0, 4, port), &options(60)));
+        let waiting = said(1, 4, port);
+        let text = meet(&seat(rank, world, port), &odd).expect_err("does not fit").to_string();
+        contains(&text, parts);
+        // The last one comes late, and is told too.
+        let late = TcpStream::connect(("127.0.0.1", port)).expect("rank 0 still listens");
+        let told = Some(Line::Refused { text: text.clone() });
+        assert_eq!(answer(say(late, 3, 4)), told);
+        assert_eq!(answer(waiting), told);
+        assert_eq!(first.join().expect("no panic").expect_err("refused").to_string(), text);
     }
+}
+
+#[test]
+fn s30_a_second_rank_0_is_told_that_the_port_is_taken_and_the_first_goes_on() {
+    let port = free_port();
+    let first = std::thread::spawn(move || meet(&seat(0, 3, port), &options(60)));
+    let second = std::thread::spawn(move || meet(&seat(1, 3, port), &options(60)));
+    while TcpStream::connect(("127.0.0.1", port)).is_err() {
+        std::thread::sleep(PAUSE);
+    }
+    let text = meet(&seat(0, 3, port), &options(60)).expect_err("the port is taken").to_string();
+    contains(&text, &[&format!("MASTER_PORT = {port}: the port is taken"), "choose another"]);
+    meet(&seat(2, 3, port), &options(60)).expect("met");
+    first.join().expect("no panic").expect("met");
+    second.join().expect("no panic").expect("met");
 }
 
 #[test]
@@ -202,23 +231,9 @@ fn s30_a_first_rank_that_is_not_there_is_told_with_its_place() {
 fn a_rank_that_comes_and_goes_ends_the_meeting() {
     let port = free_port();
     let first = std::thread::spawn(move || meet(&seat(0, 4, port), &options(60)));
-    let join = |rank: usize| {
-        let mut stream = loop {
-            match TcpStream::connect(("127.0.0.1", port)) {
-                Ok(stream) => break stream,
-                Err(_) => std::thread::sleep(PAUSE),
-            }
-        };
-        let line = Line::Join { rank, world: 4, port: 1, version: "1.2.3".into() };
-        stream.write_all(line.to_text().as_bytes()).expect("written");
-        stream
-    };
-    let mut waiting = join(1);
-    // Connections are accepted and heard in their order, so that rank 1 has come when rank 2 goes.
-    drop(join(2));
+    let waiting = said(1, 4, port);
+    drop(said(2, 4, port));
     let text = first.join().expect("no panic").expect_err("rank 2 is gone").to_string();
     contains(&text, &["rank 2 went away before all ranks had come"]);
-    let mut heard = String::new();
-    waiting.read_to_string(&mut heard).expect("read");
-    assert_eq!(Line::parse(&heard), Some(Line::Refused { text }));
+    assert_eq!(answer(waiting), Some(Line::Refused { text }));
 }
