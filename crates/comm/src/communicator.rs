@@ -169,7 +169,36 @@ pub struct Request {
     pub device: Device,
 }
 
+/// A request without its data: all that matching needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// What to do.
+    pub operation: Operation,
+    /// What for.
+    pub purpose: Purpose,
+    /// Element type and shape of the rank's own tensor.
+    pub tensor: Option<(DType, Shape)>,
+}
+
 impl Request {
+    /// The request without its data.
+    pub fn head(&self) -> Head {
+        let tensor = self.payload.as_ref().map(|p| (p.dtype(), p.shape()));
+        Head { operation: self.operation.clone(), purpose: self.purpose, tensor }
+    }
+
+    /// Text of the request: operation, parameters, element type and shape.
+    pub fn describe(&self) -> String {
+        self.head().describe()
+    }
+
+    /// Bytes of the rank's own tensor (of the expected one for a receive).
+    pub fn payload_bytes(&self) -> u64 {
+        self.head().payload_bytes()
+    }
+}
+
+impl Head {
     /// Text of the request: operation, parameters, element type and shape.
     pub fn describe(&self) -> String {
         let parameters = match &self.operation {
@@ -185,15 +214,16 @@ impl Request {
             }
             Operation::Barrier | Operation::Expose => String::new(),
         };
-        let data = self.payload.as_ref().map(|p| format!(" of {}{:?}", p.dtype(), p.shape()));
+        let data = self.tensor.map(|(dtype, shape)| format!(" of {dtype}{shape:?}"));
         format!("{}{parameters}{} for {}", self.operation.name(), data.unwrap_or_default(), self.purpose)
     }
 
     /// Bytes of the rank's own tensor (of the expected one for a receive).
     pub fn payload_bytes(&self) -> u64 {
-        match (&self.payload, &self.operation) {
-            (Some(payload), _) => payload.size_bytes(),
-            (None, Operation::Receive { shape, dtype, .. }) => (shape.len() * dtype.size_bytes()) as u64,
+        match (&self.tensor, &self.operation) {
+            (Some((dtype, shape)), _) | (None, Operation::Receive { shape, dtype, .. }) => {
+                (shape.len() * dtype.size_bytes()) as u64
+            }
             (None, _) => 0,
         }
     }

@@ -8,7 +8,7 @@ use crate::communicator::Purpose;
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum CommError {
     /// Other ranks did not come (or did not finish) before the deadline.
-    #[error("deadline of {:.1} s passed: {waiting}{}", limit.as_secs_f64(), elsewhere(idle))]
+    #[error("deadline of {:.1} s passed: {waiting}{}", limit.as_secs_f64(), elsewhere(idle, silent))]
     Deadline {
         /// How long was waited.
         limit: Duration,
@@ -17,6 +17,8 @@ pub enum CommError {
         /// World ranks, of the whole run, that were in no operation at all: a rank that has not arrived may itself
         /// wait for one of these. Empty where the backend cannot know.
         idle: Vec<usize>,
+        /// World ranks whose process does not answer: it is stopped, or cut off. None among threads.
+        silent: Vec<usize>,
     },
     /// A rank that is waited for has returned from its program without taking part.
     #[error("rank {ended} has already ended: {waiting}")]
@@ -71,8 +73,12 @@ pub enum CommError {
     },
 }
 
-fn elsewhere(idle: &[usize]) -> String {
-    if idle.is_empty() { String::new() } else { format!("; ranks in no operation: {idle:?}") }
+fn elsewhere(idle: &[usize], silent: &[usize]) -> String {
+    let list = |what: &str, ranks: &[usize]| match ranks {
+        [] => String::new(),
+        _ => format!("; ranks {what}: {ranks:?}"),
+    };
+    list("in no operation", idle) + &list("that do not answer", silent)
 }
 
 fn meanwhile(waiting: Option<&Waiting>) -> String {

@@ -124,7 +124,7 @@ impl Group {
             return Ok(Pending::started(self.start(operation, purpose, x)?));
         }
         let request = self.request(operation, purpose, Some(T::wrap(x.clone())), x.device());
-        match check_request(&request, 0, 1) {
+        match check_request(&request.head(), 0, 1) {
             Ok(()) => Ok(Pending::ready(x.clone())),
             Err(text) => Err(CommError::Request {
                 rank: self.global_ranks()[0],

@@ -1,4 +1,5 @@
-//! Starts the ranks of a run as threads, each on its own device and inside its own pool. The first rank that
+//! Starts the ranks of a run: as threads, each on its own device and inside its own pool, or one in each of
+//! several processes ([`Backend`], [`run_on`]). The first rank that
 //! panics, runs out of memory or returns an error ends the run: the others get [`CommError::Aborted`] where
 //! they wait, and the caller gets the first cause with its rank, the rest as consequences.
 //!
@@ -12,8 +13,10 @@ use std::time::Duration;
 use plica_kernels::Device;
 use plica_kernels::ledger::OutOfMemory;
 
+use crate::communicator::Communicator;
 use crate::group::Group;
 use crate::local::{LocalOptions, World};
+use crate::process::Processes;
 use crate::record::{RecordOptions, Recorder};
 
 /// An error of any kind.
@@ -81,6 +84,8 @@ pub enum Cause {
     OutOfMemory(Box<OutOfMemory>),
     /// It called abort, with this text, and returned normally.
     Abort(String),
+    /// Its process is gone, or does not answer.
+    Lost(String),
 }
 
 impl std::fmt::Display for Cause {
@@ -90,6 +95,7 @@ impl std::fmt::Display for Cause {
             Cause::Panic(text) => write!(f, "panicked: {text}"),
             Cause::OutOfMemory(error) => write!(f, "{error}"),
             Cause::Abort(text) => write!(f, "ended the run: {text}"),
+            Cause::Lost(text) => write!(f, "{text}"),
         }
     }
 }
@@ -104,6 +110,55 @@ pub struct LaunchError {
     pub cause: Cause,
     /// What happened to other ranks after it: world rank and text.
     pub consequences: Vec<(usize, String)>,
+}
+
+/// Where the ranks of a run are.
+#[derive(Clone, Debug, Default)]
+pub enum Backend {
+    /// Threads of this process.
+    #[default]
+    Threads,
+    /// Processes, of which this is one.
+    Processes(Processes),
+}
+
+impl Backend {
+    /// Rank of this process; `None` where all ranks are in it.
+    pub fn rank(&self) -> Option<usize> {
+        match self {
+            Backend::Threads => None,
+            Backend::Processes(processes) => Some(processes.rank()),
+        }
+    }
+
+    /// Whether this process speaks for all: it prints what one rank prints, and writes what is written once.
+    pub fn is_first(&self) -> bool {
+        self.rank().is_none_or(|rank| rank == 0)
+    }
+}
+
+/// Runs `f` on `world` ranks. The results of the ranks of this process, by rank: of all of them where they are
+/// threads; of one or, beyond `world`, none where they are processes, all of which call this.
+///
+/// # Errors
+/// The first rank that failed, when one did; the same on all processes.
+///
+/// # Panics
+/// As [`run_ranks`] and [`Processes::run`].
+pub fn run_on<R, E>(
+    backend: &Backend,
+    world: usize,
+    options: LaunchOptions,
+    f: impl Fn(RankContext) -> Result<R, E> + Sync,
+) -> Result<Vec<R>, LaunchError>
+where
+    R: Send,
+    E: Into<BoxError>,
+{
+    match backend {
+        Backend::Threads => run_ranks(world, options, f),
+        Backend::Processes(processes) => processes.run(world, options, f),
+    }
 }
 
 /// Runs `f` on `world` ranks and returns their results by rank.
@@ -149,16 +204,27 @@ fn run_rank<R: Send, E: Into<BoxError>>(
     options: &LaunchOptions,
     f: &(impl Fn(RankContext) -> Result<R, E> + Sync),
 ) -> Result<R, Cause> {
-    let device = Device::cpu_with_budget(options.threads_per_rank, options.budget_bytes);
-    let world = Group::new(shared.communicator(rank), recorder.clone(), device.clone());
-    let context = RankContext { rank, device: device.clone(), world, recorder };
-    let program = || device.pool().install(|| f(context).map_err(|error| Cause::Error(error.into())));
-    let result = catch_unwind(AssertUnwindSafe(program)).unwrap_or_else(|payload| Err(cause_of(payload)));
+    let result = run_program(shared.communicator(rank), rank, recorder, options, f);
     if let Err(cause) = &result {
         shared.abort(rank, &cause.to_string());
     }
     shared.end(rank);
     result
+}
+
+/// Runs the program of a rank on a device of its own; a panic becomes a cause.
+pub(crate) fn run_program<R: Send, E: Into<BoxError>>(
+    world: Arc<dyn Communicator>,
+    rank: usize,
+    recorder: Arc<Recorder>,
+    options: &LaunchOptions,
+    f: &(impl Fn(RankContext) -> Result<R, E> + Sync),
+) -> Result<R, Cause> {
+    let device = Device::cpu_with_budget(options.threads_per_rank, options.budget_bytes);
+    let world = Group::new(world, recorder.clone(), device.clone());
+    let context = RankContext { rank, device: device.clone(), world, recorder };
+    let program = || device.pool().install(|| f(context).map_err(|error| Cause::Error(error.into())));
+    catch_unwind(AssertUnwindSafe(program)).unwrap_or_else(|payload| Err(cause_of(payload)))
 }
 
 /// Text of a panic.

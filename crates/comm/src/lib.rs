@@ -22,11 +22,12 @@ pub mod rendezvous;
 pub mod suite;
 pub mod tcp;
 
-pub use communicator::{Communicator, Operation, Purpose, Reduce, Request, Started};
+pub use communicator::{Communicator, Head, Operation, Purpose, Reduce, Request, Started};
 pub use error::CommError;
 pub use group::Group;
-pub use launch::{LaunchError, LaunchOptions, RankContext, run_ranks};
+pub use launch::{Backend, LaunchError, LaunchOptions, RankContext, run_on, run_ranks};
 pub use mesh::Mesh;
 pub use payload::{Message, Payload};
 pub use pending::{Exposed, Pending, PendingSend};
+pub use process::{ProcessOptions, Processes};
 pub use record::{RecordOptions, Recorder};

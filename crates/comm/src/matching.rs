@@ -1,14 +1,14 @@
 //! When requests are right: each alone, and two of them at one sequence number. Every backend that can compare
 //! the requests of its ranks checks both before a byte moves. Pure functions; rows are positions of dim 0.
 
-use crate::communicator::{Operation, Request};
+use crate::communicator::{Head, Operation};
 
 /// Checks a request by itself, for a rank at position `rank` of a group of `size`.
 ///
 /// # Errors
 /// The broken rule, with the numbers.
-pub fn check_request(request: &Request, rank: usize, size: usize) -> Result<(), String> {
-    let shape = request.payload.as_ref().map(|p| p.shape());
+pub fn check_request(request: &Head, rank: usize, size: usize) -> Result<(), String> {
+    let shape = request.tensor.map(|(_, shape)| shape);
     let own_rows = || match shape.as_ref().and_then(|s| s.dims().first()) {
         Some(rows) => Ok(*rows),
         None => Err(format!("needs a tensor with at least one dim, got shape {shape:?}")),
@@ -57,7 +57,7 @@ pub fn check_request(request: &Request, rank: usize, size: usize) -> Result<(), 
 ///
 /// # Errors
 /// The broken rule, with the numbers.
-pub fn check_pair((a, x): (usize, &Request), (b, y): (usize, &Request)) -> Result<(), String> {
+pub fn check_pair((a, x): (usize, &Head), (b, y): (usize, &Head)) -> Result<(), String> {
     use Operation::{
         AllGather, AllReduce, AllToAll, Barrier, Broadcast, Expose, Receive, ReduceScatter, Send,
     };
@@ -88,17 +88,50 @@ pub fn check_pair((a, x): (usize, &Request), (b, y): (usize, &Request)) -> Resul
             same_shape(x, y)?;
         }
         (Send { .. }, Receive { shape, dtype, .. }) => {
-            let sent = x.payload.as_ref().map(|p| (p.shape(), p.dtype()));
-            need(sent == Some((*shape, *dtype)), || "sent and expected tensor differ".into())?;
+            need(x.tensor == Some((*dtype, *shape)), || "sent and expected tensor differ".into())?;
         }
         (Receive { .. }, Send { .. }) => check_pair((b, y), (a, x))?,
         (Barrier, Barrier) | (Expose, Expose) => {}
         _ => return Err("different operations".into()),
     }
-    let types = (x.payload.as_ref().map(|p| p.dtype()), y.payload.as_ref().map(|p| p.dtype()));
+    let types = [x, y].map(|r| r.tensor.map(|(dtype, _)| dtype));
     let messages = matches!(x.operation, Send { .. } | Receive { .. });
-    need(messages || types.0 == types.1, || "different element types".into())?;
+    need(messages || types[0] == types[1], || "different element types".into())?;
     need(x.purpose == y.purpose, || "different purposes".into())
+}
+
+/// A request at one sequence number, as it is judged: position of its rank in the group, the request, and why it
+/// is wrong by itself.
+pub(crate) type Judged<'a> = (usize, &'a Head, Option<&'a str>);
+
+/// Judges the requests of all parties at one sequence number: the first two (indices) that do not fit each
+/// other, and the rule. Whoever judges the same requests comes to the same result.
+pub(crate) fn judge(all: &[Judged<'_>]) -> Result<(), (usize, usize, String)> {
+    if let Some((bad, fault)) = all.iter().enumerate().find_map(|(i, (.., fault))| Some((i, (*fault)?))) {
+        let text = format!("the first of the two is wrong by itself: {fault}");
+        return Err((bad, (bad + 1) % all.len(), text));
+    }
+    let with_all = matches!(all[0].1.operation, Operation::AllToAll { .. });
+    for a in 0..all.len() {
+        for b in a + 1..all.len() {
+            let named = |i: usize| (all[i].0, all[i].1);
+            check_pair(named(a), named(b)).map_err(|rule| (a, b, rule))?;
+        }
+        if !with_all {
+            break; // equality is transitive: comparing with the first is enough
+        }
+    }
+    Ok(())
+}
+
+/// Checks the members of a subgroup `name` (positions in a group of `size`, one of them `own`).
+pub(crate) fn check_members(name: &str, members: &[usize], own: usize, size: usize) -> Result<(), String> {
+    if let Some(out) = members.iter().find(|&&m| m >= size) {
+        return Err(format!("member {out} of {name} is outside the group"));
+    }
+    let twice = (1..members.len()).any(|i| members[..i].contains(&members[i]));
+    need(!twice, || format!("members {members:?} of {name} name a rank twice"))?;
+    need(members.contains(&own), || format!("members {members:?} of {name} leave out the caller, {own}"))
 }
 
 fn need(holds: bool, text: impl FnOnce() -> String) -> Result<(), String> {
@@ -114,12 +147,12 @@ fn whole(name: &str, rows: &[usize], own: usize) -> Result<(), String> {
     need(sum == own, || format!("{name} {rows:?} sum to {sum}, but the tensor has {own} rows"))
 }
 
-fn same_shape(x: &Request, y: &Request) -> Result<(), String> {
-    let shape = |r: &Request| r.payload.as_ref().map(|p| p.shape());
+fn same_shape(x: &Head, y: &Head) -> Result<(), String> {
+    let shape = |r: &Head| r.tensor.map(|(_, shape)| shape);
     need(shape(x) == shape(y), || "different shapes".into())
 }
 
-fn same_row_shape(x: &Request, y: &Request) -> Result<(), String> {
-    let row = |r: &Request| r.payload.as_ref().map(|p| p.shape().with_rows(0));
+fn same_row_shape(x: &Head, y: &Head) -> Result<(), String> {
+    let row = |r: &Head| r.tensor.map(|(_, shape)| shape.with_rows(0));
     need(row(x) == row(y), || "different shapes below the rows".into())
 }

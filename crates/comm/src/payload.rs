@@ -3,7 +3,10 @@
 
 use std::ops::Range;
 
-use plica_kernels::ops::elementwise::{Extreme, Summable, copy_range, extreme_in_order, sum_in_order};
+use plica_kernels::ops::elementwise::{
+    Extreme, Summable, copy_range, extreme_in_order, extreme_slices_in_order, sum_in_order,
+    sum_slices_in_order,
+};
 use plica_kernels::{Category, DType, Device, Element, Shape, Tensor, bf16};
 
 use crate::communicator::Reduce;
@@ -206,4 +209,18 @@ impl Payload {
             T::wrap(out)
         })
     }
+}
+
+/// `parts`, slices of elements of one type as bytes, reduced element by element in their order into `out`; the
+/// same bits as [`Payload::reduce`].
+pub(crate) fn reduce_bytes(dtype: DType, out: &mut [u8], parts: &[&[u8]], op: Reduce) {
+    with_dtype!(dtype, T => {
+        let parts: Vec<&[T]> = parts.iter().map(|part| bytemuck::cast_slice(part)).collect();
+        let out: &mut [T] = bytemuck::cast_slice_mut(out);
+        match op {
+            Reduce::Sum => sum_slices_in_order(out, &parts),
+            Reduce::Max => extreme_slices_in_order(out, &parts, Extreme::Max),
+            Reduce::Min => extreme_slices_in_order(out, &parts, Extreme::Min),
+        }
+    })
 }

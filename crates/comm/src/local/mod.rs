@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use crate::communicator::{Communicator, Operation, Purpose, Request, Started};
 use crate::error::{CommError, Mismatch, Waiting};
-use crate::matching::check_request;
+use crate::matching::{check_members, check_request};
 use crate::record::Recorder;
 use operating::{LocalStarted, Operating};
 use plica_kernels::Device;
@@ -242,7 +242,7 @@ impl Communicator for LocalCommunicator {
 
     fn start(&self, mut request: Request) -> Result<Box<dyn Started>, CommError> {
         self.world.aborted(|| None)?;
-        let fault = check_request(&request, self.member, self.hub.members.len()).err();
+        let fault = check_request(&request.head(), self.member, self.hub.members.len()).err();
         let refused = fault.clone().map(|text| self.refuse(&request.operation, text));
         if let (Some(error), Operation::Send { .. } | Operation::Receive { .. }) =
             (&refused, &request.operation)
@@ -282,18 +282,8 @@ impl Communicator for LocalCommunicator {
             operation: "subgroup",
             text,
         };
-        if let Some(out) = members.iter().find(|&&m| m >= self.hub.members.len()) {
-            return Err(refuse(format!("member {out} of {name} is outside the group")));
-        }
-        if (1..members.len()).any(|i| members[..i].contains(&members[i])) {
-            return Err(refuse(format!("members {members:?} of {name} name a rank twice")));
-        }
-        let Some(member) = members.iter().position(|&m| m == self.member) else {
-            return Err(refuse(format!(
-                "members {members:?} of {name} leave out the caller, {}",
-                self.member
-            )));
-        };
+        check_members(name, members, self.member, self.hub.members.len()).map_err(refuse)?;
+        let member = members.iter().position(|&m| m == self.member).expect("checked: it names the caller");
         let global = members.iter().map(|&m| self.hub.members[m]).collect();
         Ok(Arc::new(LocalCommunicator {
             world: self.world.clone(),

@@ -191,7 +191,7 @@ impl Operating {
             self.nobody_left()?;
             if Instant::now() >= until {
                 let (waiting, idle) = (Box::new(self.waiting()), self.world.idle());
-                return Err(CommError::Deadline { limit, waiting, idle });
+                return Err(CommError::Deadline { limit, waiting, idle, silent: Vec::new() });
             }
             let started = Instant::now();
             signal.wait(seen, self.world.options.spin, until);

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Instant;
 
-use crate::communicator::Request;
+use crate::communicator::{Head, Request};
 use crate::error::Mismatch;
-use crate::matching::check_pair;
+use crate::matching::{Judged, judge};
 use crate::payload::Payload;
 
 /// How far a rendezvous is.
@@ -110,7 +110,10 @@ impl Slot {
             return false;
         }
         let all: Vec<&Entry> = entries.iter().flatten().collect();
-        let verdict = self.judge(&all).map_err(|(a, b, rule)| {
+        let heads: Vec<Head> = all.iter().map(|entry| entry.request.head()).collect();
+        let judged: Vec<Judged<'_>> =
+            (0..all.len()).map(|i| (self.parties[i], &heads[i], all[i].fault.as_deref())).collect();
+        let verdict = judge(&judged).map_err(|(a, b, rule)| {
             let name = |i: usize| (self.parties[i], &all[i].request);
             Box::new(name_pair([name(a), name(b)], rule))
         });
@@ -121,28 +124,6 @@ impl Slot {
         *super::lock(&self.verdict) = Some(verdict);
         self.reach(Stage::Arrived);
         true
-    }
-
-    /// The first two entries that do not fit each other, and the rule.
-    fn judge(&self, all: &[&Entry]) -> Result<(), (usize, usize, String)> {
-        if let Some((bad, fault)) = all.iter().enumerate().find_map(|(i, e)| Some((i, e.fault.as_ref()?))) {
-            return Err((
-                bad,
-                (bad + 1) % all.len(),
-                format!("the first of the two is wrong by itself: {fault}"),
-            ));
-        }
-        let with_all = matches!(all[0].request.operation, crate::Operation::AllToAll { .. });
-        for a in 0..all.len() {
-            for b in a + 1..all.len() {
-                let named = |i: usize| (self.parties[i], &all[i].request);
-                check_pair(named(a), named(b)).map_err(|rule| (a, b, rule))?;
-            }
-            if !with_all {
-                break; // equality is transitive: comparing with the first entry is enough
-            }
-        }
-        Ok(())
     }
 
     /// The verdict on the requests, once all have arrived.

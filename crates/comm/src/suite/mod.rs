@@ -12,10 +12,13 @@ mod random;
 #[cfg(test)]
 mod tests;
 
+use std::time::Duration;
+
 use plica_kernels::Tensor;
 
 use crate::launch::{BoxError, LaunchError, LaunchOptions, RankContext, run_ranks};
 use crate::payload::Message;
+use crate::process::Processes;
 
 pub use random::random_sequence;
 
@@ -54,6 +57,32 @@ pub struct Case {
 pub fn cases() -> Vec<Case> {
     [collectives::CASES, order::CASES, published::CASES, books::CASES, random::CASES, faults::CASES].concat()
 }
+
+/// Every case over processes: its name, and what went wrong on any of them. All processes of the job, of which
+/// there must be [`MAX_WORLD`] at least, call it and get the same list. Cases that need shared memory are left
+/// out of those that they stand in.
+pub fn run_over(processes: &Processes) -> Vec<(&'static str, Result<(), String>)> {
+    let run = |case: Case| {
+        let own = (case.run)(processes).err().map(|error| error.to_string()).unwrap_or_default();
+        let all = processes.exchange(case.name, own.as_bytes(), EXCHANGE_WITHIN);
+        let told = |(rank, bytes): (usize, &Vec<u8>)| match bytes.is_empty() {
+            true => None,
+            false => Some(format!("process {rank}: {}", String::from_utf8_lossy(bytes))),
+        };
+        let result = match all {
+            Err(error) => Err(error.to_string()),
+            Ok(all) => match all.iter().enumerate().find_map(told) {
+                Some(text) => Err(text),
+                None => Ok(()),
+            },
+        };
+        (case.name, result)
+    };
+    cases().into_iter().map(run).collect()
+}
+
+/// How long a process waits for the others to end a case.
+const EXCHANGE_WITHIN: Duration = Duration::from_secs(120);
 
 /// Most ranks that a case starts.
 pub const MAX_WORLD: usize = 5;

@@ -9,8 +9,8 @@ mod tests;
 
 pub use copy::{concat_columns, concat_rows, copy_range, copy_rows, put_columns, take_columns, transpose2};
 pub use reduce::{
-    Extreme, Summable, accumulate_column_sums, extreme_in_order, is_finite, reduce_max, row_dot,
-    sum_in_order, sum_of_squares,
+    Extreme, Summable, accumulate_column_sums, extreme_in_order, extreme_slices_in_order, is_finite,
+    reduce_max, row_dot, sum_in_order, sum_of_squares, sum_slices_in_order,
 };
 pub(crate) use reduce::{LANES, column_sums, dot, fold_lanes};
 

@@ -67,27 +67,38 @@ pub fn sum_in_order<T: Summable>(
     category: Category,
 ) -> Tensor<T> {
     let parts: Vec<&[T]> = parts.iter().map(|p| &p.data()[range.clone()]).collect();
-    let (first_part, others) = parts.split_first().expect("at least one part to sum");
     let mut out = Tensor::empty(device, [range.len()], category);
-    device.pool().for_rows_mut(out.data_mut(), 1, GRAIN, |first, out| {
-        let mut sums = [T::Wide::default(); STRIP];
-        for (i, strip) in out.chunks_mut(STRIP).enumerate() {
-            let (start, n) = (first + i * STRIP, strip.len());
-            let sums = &mut sums[..n];
-            for (s, v) in sums.iter_mut().zip(&first_part[start..start + n]) {
-                *s = v.widen();
-            }
-            for part in others {
-                for (s, v) in sums.iter_mut().zip(&part[start..start + n]) {
-                    *s = *s + v.widen();
-                }
-            }
-            for (o, s) in strip.iter_mut().zip(sums) {
-                *o = T::narrow(*s);
+    device.pool().for_rows_mut(out.data_mut(), 1, GRAIN, |first, out| sum_from(out, first, &parts));
+    out
+}
+
+/// As [`sum_in_order`], over slices of one length.
+///
+/// # Panics
+/// When there is no part, or one is shorter than `out`.
+pub fn sum_slices_in_order<T: Summable>(out: &mut [T], parts: &[&[T]]) {
+    sum_from(out, 0, parts);
+}
+
+/// `out[i]` from element `first + i` of every part.
+fn sum_from<T: Summable>(out: &mut [T], first: usize, parts: &[&[T]]) {
+    let (first_part, others) = parts.split_first().expect("at least one part to sum");
+    let mut sums = [T::Wide::default(); STRIP];
+    for (i, strip) in out.chunks_mut(STRIP).enumerate() {
+        let (start, n) = (first + i * STRIP, strip.len());
+        let sums = &mut sums[..n];
+        for (s, v) in sums.iter_mut().zip(&first_part[start..start + n]) {
+            *s = v.widen();
+        }
+        for part in others {
+            for (s, v) in sums.iter_mut().zip(&part[start..start + n]) {
+                *s = *s + v.widen();
             }
         }
-    });
-    out
+        for (o, s) in strip.iter_mut().zip(sums) {
+            *o = T::narrow(*s);
+        }
+    }
 }
 
 /// Which end [`extreme_in_order`] looks for.
@@ -104,10 +115,6 @@ pub enum Extreme {
 ///
 /// # Panics
 /// When there is no part, or the range leaves one.
-#[allow(
-    clippy::eq_op,
-    reason = "a value that differs from itself is a NaN, also where the type is an integer"
-)]
 pub fn extreme_in_order<T: Element>(
     device: &Device,
     parts: &[&Tensor<T>],
@@ -116,24 +123,40 @@ pub fn extreme_in_order<T: Element>(
     category: Category,
 ) -> Tensor<T> {
     let parts: Vec<&[T]> = parts.iter().map(|p| &p.data()[range.clone()]).collect();
-    let (first_part, others) = parts.split_first().expect("at least one part");
     let mut out = Tensor::empty(device, [range.len()], category);
-    device.pool().for_rows_mut(out.data_mut(), 1, GRAIN, |first, out| {
-        let n = out.len();
-        out.copy_from_slice(&first_part[first..first + n]);
-        for part in others {
-            for (o, v) in out.iter_mut().zip(&part[first..first + n]) {
-                let better = match extreme {
-                    Extreme::Max => *v > *o,
-                    Extreme::Min => *v < *o,
-                };
-                if *o == *o && (better || *v != *v) {
-                    *o = *v;
-                }
+    device
+        .pool()
+        .for_rows_mut(out.data_mut(), 1, GRAIN, |first, out| extreme_from(out, first, &parts, extreme));
+    out
+}
+
+/// As [`extreme_in_order`], over slices of one length.
+///
+/// # Panics
+/// When there is no part, or one is shorter than `out`.
+pub fn extreme_slices_in_order<T: Element>(out: &mut [T], parts: &[&[T]], extreme: Extreme) {
+    extreme_from(out, 0, parts, extreme);
+}
+
+#[allow(
+    clippy::eq_op,
+    reason = "a value that differs from itself is a NaN, also where the type is an integer"
+)]
+fn extreme_from<T: Element>(out: &mut [T], first: usize, parts: &[&[T]], extreme: Extreme) {
+    let (first_part, others) = parts.split_first().expect("at least one part");
+    let n = out.len();
+    out.copy_from_slice(&first_part[first..first + n]);
+    for part in others {
+        for (o, v) in out.iter_mut().zip(&part[first..first + n]) {
+            let better = match extreme {
+                Extreme::Max => *v > *o,
+                Extreme::Min => *v < *o,
+            };
+            if *o == *o && (better || *v != *v) {
+                *o = *v;
             }
         }
-    });
-    out
+    }
 }
 
 /// Calls `f` on fixed blocks of the elements and returns the results in the order of the blocks.
