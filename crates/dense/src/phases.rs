@@ -1,8 +1,15 @@
 //! Where the time of a step goes: exclusive nanoseconds by phase. Entering a phase inside another one stops the
-//! outer one's clock, so that the phases add up to the time spent inside any phase, each moment counted once.
+//! outer one's clock, so that the phases add up to the time spent inside any phase, each moment counted once. On
+//! request every entering is kept as a span with the live bytes at its borders ([`spans`]).
+
+pub mod spans;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
+
+use plica_kernels::Device;
+
+use spans::{PhaseTrace, Recording};
 
 /// A part of a training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -101,18 +108,22 @@ impl Phase {
 #[derive(Debug, Default)]
 struct State {
     total_ns: [u64; Phase::ALL.len()],
-    running: Vec<Phase>,
+    /// With the moment of entering.
+    running: Vec<(Phase, Instant)>,
     since: Option<Instant>,
+    /// While somebody asks for it.
+    recording: Option<Recording>,
 }
 
 impl State {
-    /// Books the time since the last change to the phase that was running.
-    fn book(&mut self) {
+    /// Books the time since the last change to the phase that was running; now.
+    fn book(&mut self) -> Instant {
         let now = Instant::now();
-        if let (Some(phase), Some(since)) = (self.running.last(), self.since) {
+        if let (Some((phase, _)), Some(since)) = (self.running.last(), self.since) {
             self.total_ns[*phase as usize] += (now - since).as_nanos() as u64;
         }
         self.since = Some(now);
+        now
     }
 }
 
@@ -135,14 +146,30 @@ impl Phases {
     /// Enters a phase until the guard is dropped. Guards are dropped in the reverse order of entering.
     pub fn enter(&self, phase: Phase) -> PhaseGuard<'_> {
         let mut state = self.lock();
-        state.book();
-        state.running.push(phase);
+        let now = state.book();
+        state.running.push((phase, now));
+        state.recording.iter_mut().for_each(|recording| recording.sample(now));
         PhaseGuard { phases: self, depth: state.running.len() }
     }
 
     /// The innermost phase that is running.
     pub fn current(&self) -> Option<Phase> {
-        self.lock().running.last().copied()
+        self.lock().running.last().map(|(phase, _)| *phase)
+    }
+
+    /// Keeps every phase and the live bytes of `device` at its borders, until [`Phases::take_trace`].
+    pub fn start_trace(&self, device: &Device) {
+        self.lock().recording = Some(Recording::new(device.clone()));
+    }
+
+    /// Keeps the live bytes of this moment too, while phases are kept.
+    pub fn sample_memory(&self) {
+        self.lock().recording.iter_mut().for_each(|recording| recording.sample(Instant::now()));
+    }
+
+    /// The phases that were entered and left since [`Phases::start_trace`]; nothing is kept from now on.
+    pub fn take_trace(&self) -> PhaseTrace {
+        self.lock().recording.take().map_or_else(PhaseTrace::default, Recording::end)
     }
 
     /// Exclusive nanoseconds of each phase so far, indexed by `Phase as usize`.
@@ -171,9 +198,14 @@ pub struct PhaseGuard<'a> {
 impl Drop for PhaseGuard<'_> {
     fn drop(&mut self) {
         let mut state = self.phases.lock();
-        state.book();
+        let now = state.book();
         // An early return may drop an outer guard first; the inner ones end with it.
-        state.running.truncate(self.depth - 1);
+        while state.running.len() >= self.depth {
+            let ended = state.running.pop();
+            if let (Some((phase, entered)), Some(recording)) = (ended, &mut state.recording) {
+                recording.ended(phase, (entered, now));
+            }
+        }
     }
 }
 

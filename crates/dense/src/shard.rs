@@ -8,6 +8,7 @@
 //!   [`part`]: how one part is cut; [`report`]: the bytes that follow.
 //! * [`groups`]: the communicators, also those of hybrid sharding.
 //! * [`gather`]: complete weights for a moment, behind a guard; prefetch. [`walk`]: the guard of a loop over blocks.
+//!   [`lives`]: when complete weights existed, for a trace.
 //! * [`reduce`]: sums of gradients into shards. [`update`]: complete weights after an update of shards.
 //!
 //! Which ranks shard what. Dense parameters are sharded over DP x CP, also those that TP replicates: all ranks of
@@ -17,6 +18,7 @@
 
 pub mod gather;
 pub mod groups;
+pub mod lives;
 pub mod options;
 pub mod part;
 pub mod plan;
@@ -30,6 +32,7 @@ mod tests;
 
 pub use gather::{GatheredUnit, Pass};
 pub use groups::ShardGroups;
+pub use lives::WeightSpan;
 pub use options::{NumberType, ShardLayout, ShardOptions, Zero};
 pub use plan::{Kept, Sharding, Unit, UnitId};
 pub use report::{ShardReport, ShardRow};

@@ -13,7 +13,7 @@ use crate::param::spec::{Init, ParamId, ParamSpec, ParamSpecs};
 use crate::place::Place;
 use crate::shard::gather::Shards;
 use crate::shard::part::Part;
-use crate::shard::{Kept, ShardGroups, ShardOptions, Sharding, Zero};
+use crate::shard::{Kept, ShardGroups, ShardOptions, Sharding, WeightSpan, Zero};
 
 /// Fewest draws that are worth a thread.
 const INIT_GRAIN: usize = 4096;
@@ -215,6 +215,17 @@ impl<T: Float> Params<T> {
         if let Weights::Shards(shards) = &mut self.weights {
             shards.reshard();
         }
+    }
+
+    /// Keeps when units of sharded weights are gathered and released, until [`Params::take_trace`].
+    pub fn start_trace(&self) {
+        self.shards().into_iter().for_each(|shards| shards.lives().start());
+    }
+
+    /// The lives of complete weights that began and ended since [`Params::start_trace`]; none where weights are not
+    /// sharded.
+    pub fn take_trace(&self) -> Vec<WeightSpan> {
+        self.shards().map_or(Vec::new(), |shards| shards.lives().take())
     }
 
     /// Who keeps what.

@@ -34,6 +34,11 @@ impl Timeline {
         Timeline { origin, spans: Vec::new() }
     }
 
+    /// What the times are counted from.
+    pub fn origin(&self) -> Instant {
+        self.origin
+    }
+
     /// Nanoseconds since the origin.
     pub fn now_ns(&self) -> u64 {
         u64::try_from(self.origin.elapsed().as_nanos()).unwrap_or(u64::MAX)

@@ -14,6 +14,7 @@ use crate::cx::{Cx, Trainable};
 use crate::error::Error;
 use crate::param::{ParamId, Params};
 use crate::phases::{Phase, Phases};
+use crate::shard::lives::Lives;
 use crate::shard::part::Part;
 use crate::shard::plan::UnitId;
 
@@ -46,12 +47,14 @@ struct UnitState<T: Float> {
 pub(crate) struct Shards<T: Float> {
     parts: Vec<Tensor<T>>,
     units: Mutex<Vec<UnitState<T>>>,
+    lives: Mutex<Lives>,
 }
 
 impl<T: Float> Shards<T> {
     pub(crate) fn new(parts: Vec<Tensor<T>>, units: usize) -> Shards<T> {
         let empty = || UnitState { started: None, whole: None, guards: 0, forwards: 0 };
-        Shards { parts, units: Mutex::new((0..units).map(|_| empty()).collect()) }
+        let units = Mutex::new((0..units).map(|_| empty()).collect());
+        Shards { parts, units, lives: Mutex::default() }
     }
 
     pub(crate) fn part(&self, part: usize) -> &Tensor<T> {
@@ -75,6 +78,11 @@ impl<T: Float> Shards<T> {
         self.units.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// When units were complete.
+    pub(crate) fn lives(&self) -> MutexGuard<'_, Lives> {
+        self.lives.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn release(&self, unit: UnitId, pass: Pass, reshard: bool) {
         let mut units = self.lock();
         let state = &mut units[unit.0];
@@ -84,14 +92,16 @@ impl<T: Float> Shards<T> {
         }
         if state.guards == 0 && (reshard || state.forwards == 0) {
             state.whole = None;
+            self.lives().end(unit);
         }
     }
 
     /// Gives up complete weights that nobody holds, and gathers that nobody waited for.
     pub(crate) fn reshard(&mut self) {
-        for unit in self.lock().iter_mut() {
+        for (index, unit) in self.lock().iter_mut().enumerate() {
             assert_eq!(unit.guards, 0, "complete weights are held over the update");
             (unit.started, unit.whole, unit.forwards) = (None, None, 0);
+            self.lives().end(UnitId(index));
         }
     }
 }
@@ -162,7 +172,10 @@ impl<T: Trainable> Params<T> {
             self.start(shards, &mut units, next)?;
         }
         if let Some(started) = units[unit.0].started.take() {
-            units[unit.0].whole = Some(self.complete(unit, started)?);
+            let whole = self.complete(unit, started)?;
+            let elements: usize = whole.iter().map(Tensor::len).sum();
+            shards.lives().complete(unit, (elements * size_of::<T>()) as u64);
+            units[unit.0].whole = Some(whole);
         }
         units[unit.0].guards += 1;
         units[unit.0].forwards += usize::from(pass == Pass::Forward);
@@ -175,6 +188,7 @@ impl<T: Trainable> Params<T> {
         if state.whole.is_some() || state.started.is_some() {
             return Ok(());
         }
+        shards.lives().begin(unit);
         let groups = self.groups().expect("sharded weights have groups");
         let overlap = self.sharding().options().overlap;
         let mut started: Vec<Waiting<T>> = Vec::new();
