@@ -168,7 +168,9 @@ fn a_budget_that_is_too_small_says_category_request_and_live_bytes() {
             });
             live.unwrap().into_iter().max().unwrap()
         };
-        for budget in [1000, state / 2, state + (peak - state) / 4] {
+        // What is asked for when it does not fit: a weight, later state, a tensor of a layer.
+        let subjects = ["weights of ", " of ", " of layers."];
+        for (budget, subject) in [1000, state / 2, state + (peak - state) / 4].into_iter().zip(subjects) {
             let stop = std::sync::atomic::AtomicBool::new(false);
             let text = within_seconds("a run without memory", || {
                 let error = runs.train_with(name, &[layout, &[&resume]], Some(budget), &stop).unwrap_err();
@@ -178,6 +180,8 @@ fn a_budget_that_is_too_small_says_category_request_and_live_bytes() {
             let parts = [
                 "out of memory: ",
                 " bytes of ",
+                " asked for (f32 [",
+                subject,
                 &format!("bytes live of a budget of {budget}"),
                 "(live: ",
                 "use more ranks, a smaller micro-batch, or recomputation",

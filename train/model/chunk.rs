@@ -11,6 +11,7 @@ use std::ops::Range;
 use plica_dense::shard::{GatheredUnit, Pass, Sharding, UnitId};
 use plica_dense::{Block, Cx, Embedding, Error, Head, LossSum, Norm, ParamId, Segment, Trainable};
 use plica_kernels::Tensor;
+use plica_kernels::ledger::naming;
 use plica_moe::{MoeLayer, MoeReport};
 
 use super::feed_forward::FeedForwardLayer;
@@ -44,7 +45,7 @@ impl Output {
         let gathered = self.gather(Pass::Backward, cx)?;
         let (h_td, saved) = final_norm.forward(&y_td, cx);
         drop(y_td);
-        let (loss, dh_td) = head.forward_backward(&h_td, cx)?;
+        let (loss, dh_td) = naming(|| "output head".into(), || head.forward_backward(&h_td, cx))?;
         drop(h_td);
         let dy_td = final_norm.backward(saved, &dh_td, cx);
         drop(gathered);

@@ -3,8 +3,11 @@
 //! alone is resumed until it is through. Shapes: rows of this TP rank [t, d].
 
 use plica_dense::shard::{Pass, UnitWalk};
-use plica_dense::{Block, BlockBackward, BlockForward, BlockSaved, Cx, Error, Segment, Tape, Trainable};
+use plica_dense::{
+    Block, BlockBackward, BlockForward, BlockSaved, Cx, Error, Params, Segment, Tape, Trainable,
+};
 use plica_kernels::Tensor;
+use plica_kernels::ledger::naming;
 use plica_moe::MoeReport;
 
 use super::feed_forward::FeedForwardLayer;
@@ -14,6 +17,14 @@ type ModelBlock<T> = Block<T, FeedForwardLayer<T>>;
 
 /// What the blocks of a chunk keep for their backwards.
 pub(super) type BlockTape<T> = Tape<BlockSaved<T, FeedForwardLayer<T>>>;
+
+/// The layer of a block as its parameters are named.
+fn layer_name<T: Trainable>(block: &ModelBlock<T>, params: &Params<T>) -> String {
+    let norm = &params.spec(block.attention_norm.weight()).name;
+    let mut parts = norm.split('.');
+    let (layers, number) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    format!("{layers}.{number}")
+}
 
 /// A forward through the blocks of a chunk.
 pub struct BlocksForward<'a, T: Trainable> {
@@ -42,11 +53,13 @@ impl<'a, T: Trainable> BlocksForward<'a, T> {
         mut each: impl FnMut(usize, &Tensor<T>),
     ) -> Result<bool, Error> {
         while let Some(block) = blocks.get(self.tape.len()) {
+            let params = cx.params;
+            let name = || format!("forward of {}", layer_name(block, params));
             let segment = match self.going.take() {
-                Some(going) => block.forward_resume(going, cx)?,
+                Some(going) => naming(name, || block.forward_resume(going, cx))?,
                 None => {
                     self.units.enter(block.attention_norm.weight(), cx)?;
-                    block.forward_begin(&self.x_td, cx)?
+                    naming(name, || block.forward_begin(&self.x_td, cx))?
                 }
             };
             let (y_td, saved, report) = match segment {
@@ -84,15 +97,20 @@ impl<'a, T: Trainable> BlocksBackward<'a, T> {
 
     /// Goes on to the next place where rows travel; whether the first block is through.
     pub(super) fn advance(&mut self, blocks: &[ModelBlock<T>], cx: &mut Cx<'a, T>) -> Result<bool, Error> {
+        let params = cx.params;
+        let name = |block| format!("backward of {}", layer_name(block, params));
         loop {
             let segment = match self.going.take() {
                 // Its entry is off the tape already.
-                Some(going) => blocks[self.tape.len()].backward_resume(going, cx)?,
+                Some(going) => {
+                    let block = &blocks[self.tape.len()];
+                    naming(|| name(block), || block.backward_resume(going, cx))?
+                }
                 None => {
                     let Some(saved) = self.tape.pop() else { break };
                     let block = &blocks[self.tape.len()];
                     self.units.enter(block.attention_norm.weight(), cx)?;
-                    block.backward_begin(saved, &self.dx_td, cx)?
+                    naming(|| name(block), || block.backward_begin(saved, &self.dx_td, cx))?
                 }
             };
             match segment {

@@ -7,7 +7,7 @@ use plica_comm::{Mesh, Purpose, RankContext, Reduce};
 use plica_dense::pipeline::Timeline;
 use plica_dense::{OptimizerConfig, Phase, Trainable, Zero};
 
-use plica_kernels::ledger::Snapshot;
+use plica_kernels::ledger::{Snapshot, naming};
 
 use super::gather::{self, Books, LayerWindow};
 use super::screen::Screen;
@@ -115,7 +115,7 @@ impl<T: Trainable> Rank<'_, T> {
         let mut saved = self.shared.resume.map(|_| step);
         let mut stop = false;
         while step < config.run.steps && !stop {
-            stop = self.one_step(step)?;
+            stop = naming(|| format!("step {}", step + 1), || self.one_step(step))?;
             step += 1;
             let every = config.run.checkpoint_every;
             if stop || step == config.run.steps || (every > 0 && step.is_multiple_of(every)) {

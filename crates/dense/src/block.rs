@@ -4,6 +4,7 @@
 //! what the slot asks to keep (routing is never made twice). Both passes stop where rows of the slot travel, so
 //! that two micro-batches can take turns ([`Segment`]).
 
+use plica_kernels::ledger::naming;
 use plica_kernels::ops::elementwise;
 use plica_kernels::{Float, Tensor};
 
@@ -15,6 +16,10 @@ use crate::norm::{Norm, NormSaved};
 use crate::overlap::Segment;
 
 pub use crate::feed_forward::FeedForward;
+
+/// Names of the two parts in messages about memory.
+const ATTENTION: &str = "attention";
+const SLOT: &str = "feed-forward";
 
 /// One residual block.
 #[derive(Clone, Debug)]
@@ -129,11 +134,11 @@ impl<T: Trainable, F: FeedForward<T>> Block<T, F> {
         cx: &mut Cx<'a, T>,
     ) -> Result<BlockForwardSegment<'a, T, F>, Error> {
         let (h_td, attention_norm) = self.attention_norm.forward(x_td, cx);
-        let (a_td, attention) = self.attention.forward(&h_td, cx)?;
+        let (a_td, attention) = naming(|| ATTENTION.into(), || self.attention.forward(&h_td, cx))?;
         drop(h_td);
         let (x2_td, h_td, feed_forward_norm) = self.feed_forward_norm.forward_sum(&a_td, x_td, cx);
         drop(a_td);
-        let slot = self.feed_forward.forward_begin(&h_td, cx)?;
+        let slot = naming(|| SLOT.into(), || self.feed_forward.forward_begin(&h_td, cx))?;
         drop(h_td);
         let before = BeforeSlot { x_td: x_td.clone(), x2_td, attention_norm, attention, feed_forward_norm };
         Ok(self.forward_on(before, slot, cx))
@@ -148,7 +153,7 @@ impl<T: Trainable, F: FeedForward<T>> Block<T, F> {
         BlockForward { before, slot }: BlockForward<'a, T, F>,
         cx: &mut Cx<'a, T>,
     ) -> Result<BlockForwardSegment<'a, T, F>, Error> {
-        let slot = self.feed_forward.forward_resume(slot, cx)?;
+        let slot = naming(|| SLOT.into(), || self.feed_forward.forward_resume(slot, cx))?;
         Ok(self.forward_on(before, slot, cx))
     }
 
@@ -218,7 +223,8 @@ impl<T: Trainable, F: FeedForward<T>> Block<T, F> {
             BlockSaved::Input { x_td, kept } => self.forward_again(&x_td, &kept, cx)?,
         };
         let CompleteSaved { attention_norm, attention, feed_forward_norm, feed_forward } = saved;
-        let slot = self.feed_forward.backward_begin(feed_forward, dy_td, cx)?;
+        let begin = || self.feed_forward.backward_begin(feed_forward, dy_td, cx);
+        let slot = naming(|| SLOT.into(), begin)?;
         let rest = BelowSlot { dy_td: dy_td.clone(), attention_norm, attention, feed_forward_norm };
         self.backward_on(rest, slot, cx)
     }
@@ -232,7 +238,7 @@ impl<T: Trainable, F: FeedForward<T>> Block<T, F> {
         BlockBackward { rest, slot }: BlockBackward<'a, T, F>,
         cx: &mut Cx<'a, T>,
     ) -> Result<BlockBackwardSegment<'a, T, F>, Error> {
-        let slot = self.feed_forward.backward_resume(slot, cx)?;
+        let slot = naming(|| SLOT.into(), || self.feed_forward.backward_resume(slot, cx))?;
         self.backward_on(rest, slot, cx)
     }
 
@@ -250,7 +256,7 @@ impl<T: Trainable, F: FeedForward<T>> Block<T, F> {
         let BelowSlot { dy_td, attention_norm, attention, feed_forward_norm } = rest;
         let dx2_td = self.feed_forward_norm.backward_sum(feed_forward_norm, &dh_td, &dy_td, cx);
         drop((dh_td, dy_td));
-        let dh_td = self.attention.backward(attention, &dx2_td, cx)?;
+        let dh_td = naming(|| ATTENTION.into(), || self.attention.backward(attention, &dx2_td, cx))?;
         Ok(Segment::Done(self.attention_norm.backward_sum(attention_norm, &dh_td, &dx2_td, cx)))
     }
 }

@@ -7,6 +7,7 @@
 use std::any::Any;
 
 use plica_comm::Mesh;
+use plica_kernels::ledger::naming;
 use plica_kernels::ops::adamw::{self, AdamW};
 use plica_kernels::ops::elementwise;
 use plica_kernels::{Category, DType, Element, Float, Tensor};
@@ -17,6 +18,7 @@ use crate::param::{Grads, Held, ParamId, Params, Piece};
 use crate::phases::{Phase, Phases};
 use crate::reduce::gradient_norm;
 use crate::shard::Kept;
+use crate::shard::part::Part;
 use crate::shard::update::gather_updated;
 
 /// Settings of the optimizer.
@@ -90,8 +92,11 @@ impl<T: Float> Optimizer<T> {
     pub fn new(config: OptimizerConfig, params: &Params<T>) -> Optimizer<T> {
         let plan = params.sharding();
         let zeros = || -> Vec<Tensor<T::Acc>> {
-            let zero = |len| Tensor::zeros(params.device(), [len], Category::OptimizerState);
-            plan.parts().iter().map(|part| zero(part.own_len())).collect()
+            let zero = |part: &Part| {
+                let make = || Tensor::zeros(params.device(), [part.own_len()], Category::OptimizerState);
+                naming(|| format!("optimizer state of {}", part.name(params.specs())), make)
+            };
+            plan.parts().iter().map(zero).collect()
         };
         let mut masters = if own_master::<T>() { Vec::new() } else { zeros() };
         for id in params.ids().filter(|_| !own_master::<T>()) {

@@ -3,6 +3,7 @@
 //! Source: the accounting rules of the specification, section 1. Memory kept for reuse is not live; it is
 //! reported apart as `reserved`.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What a byte is for.
@@ -62,9 +63,9 @@ pub type BytesByCategory = [u64; Category::ALL.len()];
 /// language does) and turned into an error where a rank ends.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error(
-    "out of memory: {requested_bytes} bytes of {} asked for, {live_bytes} bytes live of a budget of {budget_bytes} \
-     (live: {}; {reserved_bytes} bytes kept for reuse, largest block {largest_reserved_bytes}); use more ranks, a \
-     smaller micro-batch, or recomputation", category.name(), describe(live)
+    "out of memory: {requested_bytes} bytes of {} asked for ({}), {live_bytes} bytes live of a budget of \
+     {budget_bytes} (live: {}; {reserved_bytes} bytes kept for reuse, largest block {largest_reserved_bytes}); use \
+     more ranks, a smaller micro-batch, or recomputation", category.name(), self.subject(), describe(live)
 )]
 pub struct OutOfMemory {
     /// Size of the refused allocation.
@@ -81,6 +82,30 @@ pub struct OutOfMemory {
     pub reserved_bytes: u64,
     /// Largest block among them.
     pub largest_reserved_bytes: u64,
+    /// Type and shape of the refused tensor; empty where only bytes are known.
+    pub tensor: String,
+    /// What was being done, the innermost first: see [`naming`].
+    pub within: Vec<String>,
+}
+
+impl OutOfMemory {
+    /// The refused tensor in words: `f32 [64, 16] of the gradient of embedding`.
+    fn subject(&self) -> String {
+        let tensor = if self.tensor.is_empty() { "no tensor" } else { &self.tensor };
+        let within = self.within.iter().map(|what| format!(", {what}")).collect::<String>();
+        format!("{tensor}{within}")
+    }
+}
+
+/// Runs `f`; where the budget refuses an allocation in it, the error also says `what` was being done. Costs nothing
+/// where nothing fails. Names nest: the innermost stands first.
+pub fn naming<R>(what: impl FnOnce() -> String, f: impl FnOnce() -> R) -> R {
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|mut payload| {
+        if let Some(error) = payload.downcast_mut::<OutOfMemory>() {
+            error.within.push(what());
+        }
+        resume_unwind(payload)
+    })
 }
 
 /// Text `parameter 12, activation 34` of the categories that are not empty.
@@ -154,6 +179,8 @@ impl Ledger {
                 live: state.now.live,
                 reserved_bytes: 0,
                 largest_reserved_bytes: 0,
+                tensor: String::new(),
+                within: Vec::new(),
             }));
         }
         state.now.live[category as usize] += bytes;

@@ -54,6 +54,7 @@ impl<T: Element> Tensor<T> {
         if let Err(mut error) = device.ledger().add(category, bytes) {
             error.reserved_bytes = device.reserved_bytes();
             error.largest_reserved_bytes = device.cache().largest_bytes();
+            error.tensor = format!("{} {:?}", T::DTYPE, shape.dims());
             // Without the panic hook: it would print a payload that it cannot name before the message.
             std::panic::resume_unwind(error);
         }
@@ -247,6 +248,7 @@ impl<T: Element> std::fmt::Debug for Tensor<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ledger::naming;
 
     #[test]
     fn views_share_and_the_ledger_counts_once() {
@@ -272,6 +274,10 @@ mod tests {
         assert!(x.slice_rows(0..0).to_vec().is_empty());
     }
 
+    fn kept_zeros(device: &Device, shape: [usize; 2]) -> Tensor<u8> {
+        Tensor::zeros(device, shape, Category::Workspace)
+    }
+
     #[test]
     fn a_budget_unwinds_with_the_reason() {
         let device = Device::cpu_with_budget(1, Some(1000));
@@ -280,5 +286,22 @@ mod tests {
         let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(grab));
         let error = *caught.unwrap_err().downcast::<crate::ledger::OutOfMemory>().expect("typed");
         assert_eq!((error.requested_bytes, error.live_bytes), (401, 600));
+        let grab = || {
+            naming(
+                || "layer 3".into(),
+                || naming(|| "experts".into(), || drop(kept_zeros(&device, [20, 21]))),
+            )
+        };
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(grab));
+        let error = caught.unwrap_err().downcast::<crate::ledger::OutOfMemory>().expect("typed");
+        assert!(
+            error
+                .to_string()
+                .contains("420 bytes of workspace asked for (u8 [20, 21], experts, layer 3), 600")
+        );
+        // Other panics pass.
+        let other =
+            std::panic::catch_unwind(|| naming(|| "x".into(), || std::panic::resume_unwind(Box::new(7u8))));
+        assert_eq!(*other.map(|()| ()).unwrap_err().downcast::<u8>().expect("the payload"), 7);
     }
 }

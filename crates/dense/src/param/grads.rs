@@ -13,6 +13,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
+use plica_kernels::ledger::naming;
 use plica_kernels::ops::elementwise;
 use plica_kernels::{Category, Device, Element, Float, Tensor};
 
@@ -108,9 +109,14 @@ impl<T: Float> Grads<T> {
     pub fn zeros(params: &Params<T>) -> Grads<T> {
         let (sharding, device) = (params.sharding().clone(), params.device());
         let options = *sharding.options();
-        let shapes: Vec<Vec<usize>> = match options.zero {
-            Zero::None | Zero::Optimizer => params.ids().map(|id| params.local_shape(id).to_vec()).collect(),
-            Zero::Gradients | Zero::Weights => sharding.parts().iter().map(|p| vec![p.own_len()]).collect(),
+        let specs = params.specs();
+        let shapes: Vec<(String, Vec<usize>)> = match options.zero {
+            Zero::None | Zero::Optimizer => {
+                params.ids().map(|id| (specs[id.0].name.clone(), params.local_shape(id).to_vec())).collect()
+            }
+            Zero::Gradients | Zero::Weights => {
+                sharding.parts().iter().map(|part| (part.name(specs), vec![part.own_len()])).collect()
+            }
         };
         let stored = match options.gradient_type {
             NumberType::Weight if !own_master::<T>() => Stored::Rounded(zeros(device, &shapes)),
@@ -304,8 +310,12 @@ impl<T: Float> Grads<T> {
     }
 }
 
-fn zeros<E: Element>(device: &Device, shapes: &[Vec<usize>]) -> Vec<Tensor<E>> {
-    shapes.iter().map(|shape| Tensor::zeros(device, shape.as_slice(), Category::Gradient)).collect()
+fn zeros<E: Element>(device: &Device, shapes: &[(String, Vec<usize>)]) -> Vec<Tensor<E>> {
+    let zero = |(name, shape): &(String, Vec<usize>)| {
+        let make = || Tensor::zeros(device, shape.as_slice(), Category::Gradient);
+        naming(|| format!("gradient of {name}"), make)
+    };
+    shapes.iter().map(zero).collect()
 }
 
 impl<T: Float> std::fmt::Debug for Grads<T> {

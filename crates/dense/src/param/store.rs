@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use plica_comm::Mesh;
+use plica_kernels::ledger::naming;
 use plica_kernels::rng::{Purpose, Stream};
 use plica_kernels::{Category, Device, Element, Float, Tensor};
 
@@ -89,18 +90,24 @@ impl<T: Float> Params<T> {
         let specs = specs.list().to_vec();
         let pieces: Vec<Vec<Piece>> = specs.iter().map(|s| pieces(s, place)).collect::<Result<_, _>>()?;
         let sharded = sharding.is_sharded(Kept::Weight);
-        let new = |shape: &[usize], filled: bool| match filled {
-            true => Tensor::empty(device, shape, Category::Parameter),
-            // Padded rows, and the padding of shards, stay zero.
-            false => Tensor::zeros(device, shape, Category::Parameter),
+        let new = |what: String, shape: &[usize], filled: bool| {
+            let make = || match filled {
+                true => Tensor::empty(device, shape, Category::Parameter),
+                // Padded rows, and the padding of shards, stay zero.
+                false => Tensor::zeros(device, shape, Category::Parameter),
+            };
+            naming(|| format!("weights of {what}"), make)
         };
         let mut tensors: Vec<Tensor<T>> = match sharded {
-            true => sharding.parts().iter().map(|part| new(&[part.own_len()], false)).collect(),
+            true => {
+                let parts = sharding.parts().iter();
+                parts.map(|part| new(part.name(&specs), &[part.own_len()], false)).collect()
+            }
             false => (0..specs.len())
                 .map(|id| {
                     let shape = sharding.shape(ParamId(id));
                     let covered = pieces[id].iter().map(Piece::len).sum::<usize>();
-                    new(shape, covered == shape.iter().product::<usize>())
+                    new(specs[id].name.clone(), shape, covered == shape.iter().product::<usize>())
                 })
                 .collect(),
         };
@@ -118,6 +125,11 @@ impl<T: Float> Params<T> {
         };
         let sharding = Arc::new(sharding);
         Ok(Params { place: *place, device: device.clone(), specs, pieces, sharding, groups, weights })
+    }
+
+    /// What the parameters are.
+    pub fn specs(&self) -> &[ParamSpec] {
+        &self.specs
     }
 
     /// Where this rank stands.

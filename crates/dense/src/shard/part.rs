@@ -7,7 +7,7 @@ use std::ops::Range;
 use plica_folding::groups;
 use plica_folding::owner::even_range;
 
-use crate::param::{Family, ParamId};
+use crate::param::{Family, ParamId, ParamSpec};
 use crate::shard::options::ShardLayout;
 
 /// A range of elements of one parameter inside a shard.
@@ -75,6 +75,17 @@ impl Part {
         let same_over_tp = runs[shard].iter().filter(same).map(|run| run.range.len()).sum();
         let ids = members.iter().map(|m| m.id).collect();
         Part { family, replicas, ids, lens, shard, layout, runs, shard_lens, same_over_tp }
+    }
+
+    /// The parameters in words, for messages; `specs` are all parameters of the rank.
+    pub fn name(&self, specs: &[ParamSpec]) -> String {
+        let name = |id: Option<&ParamId>| id.map_or("nothing", |id| specs[id.0].name.as_str());
+        match self.ids.len() {
+            0 | 1 => name(self.ids.first()).into(),
+            more => {
+                format!("{} and {} more up to {}", name(self.ids.first()), more - 1, name(self.ids.last()))
+            }
+        }
     }
 
     /// Ranks that share the part.
