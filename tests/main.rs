@@ -18,6 +18,7 @@ mod golden_ops;
 mod interrupted;
 mod lexer;
 mod non_finite;
+mod overlap;
 mod pipeline;
 mod pipeline_random;
 mod pipeline_runs;

@@ -18,6 +18,8 @@ pub mod ulysses;
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_order;
 
 use plica_folding::axis::Axis;
 use plica_kernels::ops::attention::{self, AttentionSpec, Rows};

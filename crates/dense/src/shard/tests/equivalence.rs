@@ -2,6 +2,7 @@
 
 use plica_folding::layout::LayoutSpec;
 
+use crate::Overlap;
 use crate::shard::{NumberType, ShardLayout, ShardOptions, Zero};
 use crate::tests::model::{ModelConfig, Outcome, Run, run, sequences, worst};
 
@@ -41,6 +42,11 @@ fn choices() -> Vec<(&'static str, ShardOptions)> {
             "retained, prefetch 3, rounded",
             ShardOptions { gradient_type: NumberType::Weight, reduce_type: NumberType::Weight, ..far },
         ));
+        all.push((
+            "ahead",
+            ShardOptions { overlap: Overlap::Always, prefetch: 2, bucket_elements: 40, ..of },
+        ));
+        all.push(("at once", ShardOptions { overlap: Overlap::Never, ..of }));
         all.push(("prefetch 0", ShardOptions { prefetch: 0, layout: ShardLayout::PerParameter, ..of }));
     }
     all
