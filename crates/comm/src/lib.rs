@@ -14,6 +14,8 @@ pub mod local;
 pub mod matching;
 pub mod mesh;
 mod movement;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 pub mod payload;
 pub mod pending;
 pub mod process;

@@ -193,6 +193,9 @@ fn put_out_of_memory(out: &mut Writer, error: &OutOfMemory) {
         error.largest_reserved_bytes,
     ]);
     out.integers(&error.live);
+    out.text(&error.tensor);
+    out.integer(error.within.len() as u64);
+    error.within.iter().for_each(|what| out.text(what));
 }
 
 fn out_of_memory(from: &mut Reader<'_>) -> Result<OutOfMemory, Malformed> {
@@ -205,9 +208,15 @@ fn out_of_memory(from: &mut Reader<'_>) -> Result<OutOfMemory, Malformed> {
         reserved_bytes: from.integer()?,
         largest_reserved_bytes: from.integer()?,
         live: Default::default(),
+        tensor: String::new(),
+        within: Vec::new(),
     };
     for bytes in &mut error.live {
         *bytes = from.integer()?;
+    }
+    error.tensor = from.text()?;
+    for _ in 0..from.integer()? {
+        error.within.push(from.text()?);
     }
     Ok(error)
 }

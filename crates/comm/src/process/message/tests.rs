@@ -36,6 +36,8 @@ fn messages() -> Vec<Message> {
         live: [1, 2, 3, 4, 5, 6, 7, 8],
         reserved_bytes: 9,
         largest_reserved_bytes: 10,
+        tensor: "f32 [64, 16]".into(),
+        within: vec!["of a gradient".into(), "in the step".into()],
     };
     let failures = [
         None,
