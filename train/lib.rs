@@ -3,6 +3,7 @@
 //! in the crates below: `plica-moe`, `plica-dense`, `plica-dispatch`, `plica-comm`, `plica-kernels`,
 //! `plica-folding`. ARCHITECTURE.md has the map.
 
+pub mod agreement;
 pub mod batch;
 pub mod bench;
 pub mod checkpoint;

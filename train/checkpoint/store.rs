@@ -62,7 +62,7 @@ pub struct Draft {
 }
 
 /// A complete checkpoint.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Found {
     /// Its folder.
     pub folder: PathBuf,

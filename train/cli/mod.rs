@@ -1,6 +1,8 @@
 //! The command line: what can be asked, and the only place that reads the environment. Each command has a file.
 
 mod bench;
+mod job;
+mod launch;
 mod mesh;
 mod pretrain;
 mod schedule;
@@ -11,14 +13,18 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
+use job::Over;
+use plica_comm::environment::{EnvironmentError, Seat, read_environment};
 
 const ABOUT: &str = "\
 plica trains mixture-of-experts language models whose attention and experts are sharded differently over the same \
 ranks, and proves that every layout computes what one rank computes.
 
   plica pretrain                 train the built-in model on real text over 4 in-process ranks
+  plica launch --nproc 4 -- pretrain             the same over 4 processes
   plica verify                   compare every layout of 8 ranks with one rank
   plica mesh --ranks 8 --tp 2    show who talks to whom
   plica schedule --stages 4 --micro-batches 8    compare pipeline schedules";
@@ -27,6 +33,14 @@ ranks, and proves that every layout computes what one rank computes.
 #[derive(Debug, Parser)]
 #[command(name = "plica", version, about = ABOUT, disable_help_subcommand = true)]
 struct Arguments {
+    /// Seconds that a rank waits for another before the run ends (processes: also for each other at the start, 60
+    /// without it; pretrain: 600 without it).
+    #[arg(long, global = true, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    deadline: Option<u64>,
+    /// What connects processes; without it MPI where plica was built with it and the launcher offers it, else sockets.
+    /// The variable PLICA_TRANSPORT says the same.
+    #[arg(long, global = true, value_name = "TRANSPORT")]
+    over: Option<Over>,
     #[command(subcommand)]
     command: Command,
 }
@@ -41,6 +55,8 @@ enum Command {
     Mesh(mesh::MeshCommand),
     /// Draw, check and compare pipeline schedules: bubble, idle share, memory.
     Schedule(schedule::ScheduleCommand),
+    /// Start several processes on this machine, one a rank, and run a command in them.
+    Launch(launch::Launch),
     /// Measure a training step, matrix products, dispatch or collectives against their roofline.
     Bench(bench::Bench),
     /// List every setting with its default and meaning, or the built-in presets.
@@ -52,13 +68,29 @@ struct Surroundings {
     cargo_home: PathBuf,
     cores: usize,
     stop: &'static AtomicBool,
+    /// This process's place among several, as launchers' variables say it.
+    seat: Result<Option<Seat>, EnvironmentError>,
+    over: Option<Over>,
+    deadline: Option<Duration>,
+}
+
+impl Surroundings {
+    /// This process's place among several; none where it is alone.
+    fn seat(&self) -> anyhow::Result<Option<Seat>> {
+        Ok(self.seat.clone()?.filter(|seat| seat.world > 1))
+    }
+
+    /// Whether this process prints what one of several prints.
+    fn is_first(&self) -> bool {
+        self.seat.as_ref().ok().and_then(Option::as_ref).is_none_or(|seat| seat.rank == 0)
+    }
 }
 
 /// Runs the command that was typed and returns the exit code: 0, 1 for an error, 2 for a wrong command line.
 pub fn run() -> ExitCode {
     let arguments = Arguments::parse();
     start_log();
-    let surroundings = match surroundings() {
+    let surroundings = match surroundings(&arguments) {
         Ok(surroundings) => surroundings,
         Err(error) => return fail(&error),
     };
@@ -67,12 +99,14 @@ pub fn run() -> ExitCode {
         Command::Verify(command) => command.run(&surroundings),
         Command::Mesh(command) => command.run(),
         Command::Schedule(command) => command.run(),
+        Command::Launch(command) => command.run(&surroundings),
         Command::Bench(command) => command.run(&surroundings),
         Command::Settings(command) => command.run(),
     };
-    match result {
-        Ok(code) => code,
-        Err(error) => fail(&error),
+    match (result, surroundings.seat()) {
+        (Ok(code), _) => code,
+        (Err(error), Ok(Some(seat))) => fail(&error.context(format!("rank {}", seat.rank))),
+        (Err(error), _) => fail(&error),
     }
 }
 
@@ -89,23 +123,43 @@ fn start_log() {
     tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).init();
 }
 
-fn surroundings() -> anyhow::Result<Surroundings> {
+fn surroundings(arguments: &Arguments) -> anyhow::Result<Surroundings> {
+    let variable = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
     let cargo_home = std::env::var_os("CARGO_HOME").map(PathBuf::from).or_else(|| {
         let home = std::env::var_os("HOME").or_else(|| std::env::var_os("USERPROFILE"))?;
         Some(PathBuf::from(home).join(".cargo"))
     });
+    let over = match (arguments.over, variable(launch::TRANSPORT)) {
+        (None, Some(word)) => Some(Over::from_str(&word, false).map_err(|_| {
+            anyhow::anyhow!(
+                "{} = {word:?}: there are mpi and tcp; unset it to let plica choose",
+                launch::TRANSPORT
+            )
+        })?),
+        (typed, _) => typed,
+    };
+    let seat = read_environment(variable);
+    let speaks = seat.as_ref().ok().and_then(Option::as_ref).is_none_or(|seat| seat.rank == 0);
     // The flag must outlive the handler, which lives as long as the process.
     let stop: &'static AtomicBool = Box::leak(Box::default());
     ctrlc::set_handler(move || {
         if stop.swap(true, std::sync::atomic::Ordering::Relaxed) {
             std::process::exit(130);
         }
-        eprintln!("\nstopping after this step, with a checkpoint; again to stop at once");
+        if speaks {
+            eprintln!("\nstopping after this step, with a checkpoint; again to stop at once");
+        }
     })?;
+    if let Some(address) = variable(launch::WATCH) {
+        launch::follow(&address, stop)?;
+    }
     Ok(Surroundings {
         cargo_home: cargo_home.unwrap_or_else(|| PathBuf::from(".cargo")),
         cores: std::thread::available_parallelism().map_or(1, usize::from),
         stop,
+        seat,
+        over,
+        deadline: arguments.deadline.map(Duration::from_secs),
     })
 }
 

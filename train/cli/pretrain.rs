@@ -5,12 +5,14 @@ use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
+use plica_comm::environment::Seat;
 
+use super::job::Job;
 use super::{Surroundings, columns, interactive};
 use crate::config::{Config, DEFAULT_PRESET};
 use crate::report::{line_plot_svg, load_heatmap_svg};
 use crate::trace::LinkArguments;
-use crate::trainer::{Finished, RunContext, config_of_run, newest_run, pretrain};
+use crate::trainer::{Finished, RunContext, config_of_run, newest_run, pretrain_on};
 
 /// Folder of the runs that name none.
 const RUNS: &str = "runs";
@@ -40,7 +42,7 @@ pub(super) struct Pretrain {
     /// One setting, over preset and file; may be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
-    /// Number of in-process ranks (layout.ranks); dp follows unless it is set.
+    /// Number of in-process ranks (layout.ranks); dp follows unless it is set. With several processes their number.
     #[arg(long, value_name = "N")]
     ranks: Option<usize>,
     /// Continue from a run folder or checkpoint, without PATH the newest run; its configuration is taken unless
@@ -62,8 +64,7 @@ pub(super) struct Pretrain {
 
 impl Pretrain {
     /// The configuration of these arguments.
-    fn config(&self) -> anyhow::Result<Config> {
-        let resume = self.resume_path()?;
+    fn config(&self, resume: Option<PathBuf>, seat: Option<&Seat>) -> anyhow::Result<Config> {
         let of_run = resume.as_deref().filter(|_| self.preset.is_none()).and_then(config_of_run);
         let file = self.config.clone().or(of_run);
         let text = match &file {
@@ -78,7 +79,12 @@ impl Pretrain {
             (None, None) => Some(DEFAULT_PRESET),
         };
         let mut sets = Vec::new();
-        if let Some(ranks) = self.ranks {
+        let typed = self.config.as_ref().and(text.as_deref());
+        let ranks = match seat {
+            None => self.ranks,
+            Some(seat) => Some(self.ranks_of(seat, typed)?),
+        };
+        if let Some(ranks) = ranks {
             sets.push(format!("layout.ranks={ranks}"));
             if !self.sets.iter().any(|s| s.starts_with("layout.dp")) {
                 sets.push("layout.dp=auto".into());
@@ -90,6 +96,28 @@ impl Pretrain {
             sets.push(format!("run.resume={path}"));
         }
         Ok(Config::from_sources(preset, text.as_deref(), &sets)?)
+    }
+
+    /// One rank a process: as many as the launcher has started, which must be what was asked for.
+    fn ranks_of(&self, seat: &Seat, file: Option<&str>) -> anyhow::Result<usize> {
+        let set =
+            self.sets.iter().rev().find_map(|set| set.strip_prefix("layout.ranks=")?.trim().parse().ok());
+        let of_file = || {
+            let table: toml::Table = file?.parse().ok()?;
+            usize::try_from(table.get("layout")?.get("ranks")?.as_integer()?).ok()
+        };
+        let given = [(self.ranks, "--ranks"), (set, "layout.ranks"), (of_file(), "layout.ranks of the file")];
+        for (ranks, name) in given.into_iter().filter_map(|(ranks, name)| Some((ranks?, name))) {
+            anyhow::ensure!(
+                ranks == seat.world,
+                "{name} = {ranks}, but {} = {} processes were started (by {}), and each runs one rank: start {ranks}, or leave \
+                 {name} out",
+                seat.world_variable,
+                seat.world,
+                seat.source.name()
+            );
+        }
+        Ok(seat.world)
     }
 
     /// What --resume names: without a path the run.dir that was typed, else the newest run.
@@ -110,25 +138,37 @@ impl Pretrain {
             println!("{}", super::settings::presets_text());
             return Ok(ExitCode::SUCCESS);
         }
-        let config = self.config()?;
         if self.dry_run {
-            print!("{}", config.to_toml());
+            let config = self.config(self.resume_path()?, surroundings.seat()?.as_ref())?;
+            if surroundings.is_first() {
+                print!("{}", config.to_toml());
+            }
             return Ok(ExitCode::SUCCESS);
         }
+        Job::run(surroundings, |job| self.train(surroundings, job))
+    }
+
+    fn train(&self, surroundings: &Surroundings, job: &Job) -> anyhow::Result<ExitCode> {
+        let agreement = job.agreement();
+        let resume = agreement.decide("run to resume", || self.resume_path())?;
+        let seat = surroundings.seat()?;
+        let config = agreement.everyone("configuration", || self.config(resume, seat.as_ref()))?;
+        agreement.alike("configuration", &config.to_toml())?;
         let context = RunContext {
             cargo_home: surroundings.cargo_home.clone(),
             runs: PathBuf::from(RUNS),
             folder_name: format!("{}-{}", config.run.name, seconds_since_epoch()),
             stop: surroundings.stop,
             cores: surroundings.cores,
-            interactive: interactive(),
+            interactive: interactive() && job.is_first(),
             quiet: false,
             lenient: self.lenient,
             budget_bytes: self.memory_budget,
             record: self.links.record(),
         };
-        let finished = pretrain(&config, &context)?;
-        finish(&finished)?;
+        if let Some(finished) = pretrain_on(&job.ranks(), &config, &context)? {
+            finish(&finished)?;
+        }
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -13,9 +13,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use plica_comm::RecordOptions;
-use plica_comm::launch::{LaunchOptions, run_ranks};
+use plica_comm::launch::{Backend, LaunchError, LaunchOptions, run_on};
 use plica_kernels::{Device, bf16, probe};
 
+use crate::agreement::Agreement;
 use crate::checkpoint::{self, CheckpointError, Found};
 use crate::config::{Config, Precision, Resume};
 use crate::data::Data;
@@ -25,8 +26,20 @@ use crate::report::RunReport;
 pub use rank::engine;
 pub use save::{load_state, load_state_leniently, save_state};
 
-/// How long a rank waits for another: longer than a checkpoint of a large model takes to write.
-const DEADLINE: Duration = Duration::from_secs(600);
+/// How long a rank waits for another where nothing else is said: longer than a checkpoint of a large model takes to
+/// write.
+pub const DEADLINE: Duration = Duration::from_secs(600);
+
+/// Where the ranks of a run are.
+#[derive(Clone, Debug)]
+pub struct Ranks<'a> {
+    /// Threads of this process, or processes of which this is one.
+    pub backend: &'a Backend,
+    /// Machines that the processes are spread over evenly.
+    pub machines: usize,
+    /// How long a rank waits for another.
+    pub deadline: Duration,
+}
 
 /// What the program around a run decides.
 #[derive(Debug)]
@@ -75,19 +88,39 @@ struct Shared<'a> {
     origin: Instant,
 }
 
-/// Trains as the configuration says.
+/// Trains as the configuration says, on ranks in this process.
 ///
 /// # Errors
 /// Data that cannot be read, a folder that cannot be written, a checkpoint that does not fit, or the first cause
 /// of a rank that failed.
 pub fn pretrain(config: &Config, context: &RunContext<'_>) -> anyhow::Result<Finished> {
-    let resume = find_resume(config, context)?;
-    let data = Data::load(&config.data, &context.cargo_home)?;
-    if let Some(found) = &resume {
-        save::check_same_run(config, &data, found)?;
-    }
-    let folder = run_folder(config, context, resume.as_ref());
-    prepare_folder(&folder, config, resume.as_ref())?;
+    let ranks = Ranks { backend: &Backend::Threads, machines: 1, deadline: DEADLINE };
+    Ok(pretrain_on(&ranks, config, context)?.expect("rank 0 is here"))
+}
+
+/// Trains as the configuration says, which is the same on every process. The process of rank 0 decides what to continue
+/// from and where to write, is the only one that writes, and gets what the run leaves behind; the others get nothing.
+///
+/// # Errors
+/// As [`pretrain`]; on every process when one fails ([`crate::agreement::Elsewhere`] on the others).
+pub fn pretrain_on(
+    ranks: &Ranks<'_>,
+    config: &Config,
+    context: &RunContext<'_>,
+) -> anyhow::Result<Option<Finished>> {
+    let agreement = Agreement { backend: ranks.backend, limit: ranks.deadline };
+    let resume = agreement.decide("checkpoint to continue from", || find_resume(config, context))?;
+    let data = agreement.everyone("data", || {
+        let data = Data::load(&config.data, &context.cargo_home)?;
+        resume.as_ref().map_or(Ok(()), |found| save::check_same_run(config, &data, found))?;
+        Ok(data)
+    })?;
+    agreement.alike("data", &data_text(&data))?;
+    let folder = agreement.decide("run folder", || {
+        let folder = run_folder(config, context, resume.as_ref());
+        prepare_folder(&folder, config, resume.as_ref())?;
+        Ok(folder)
+    })?;
     let shared = Shared {
         config,
         data: &data,
@@ -97,28 +130,48 @@ pub fn pretrain(config: &Config, context: &RunContext<'_>) -> anyhow::Result<Fin
         origin: Instant::now(),
     };
     let options = LaunchOptions {
-        threads_per_rank: threads_per_rank(config, context.cores),
+        threads_per_rank: threads_per_rank(config, context.cores * ranks.machines),
         budget_bytes: context.budget_bytes,
-        deadline: DEADLINE,
+        deadline: ranks.deadline,
         record: context.record.clone(),
     };
+    if ranks.backend.is_first() {
+        screen::announce(&shared, options.threads_per_rank);
+    }
     let threads = options.threads_per_rank * config.layout.world();
-    screen::announce(&shared, options.threads_per_rank);
-    let world = config.layout.world();
-    let results = match config.train.precision {
-        Precision::F32 => run_ranks(world, options, |rank| rank::train::<f32>(rank, &shared)),
-        Precision::F64 => run_ranks(world, options, |rank| rank::train::<f64>(rank, &shared)),
-        Precision::Bf16 => run_ranks(world, options, |rank| rank::train::<bf16>(rank, &shared)),
-    }?;
-    let mut report = results.into_iter().flatten().next().expect("rank 0 reports");
+    let Some(mut report) = run(ranks.backend, options, &shared)? else { return Ok(None) };
     if !context.quiet {
         let device = Device::cpu(threads.min(context.cores));
-        report.peak_flops_per_s = probe::best_gemm_rate(&device).flops_per_s;
+        report.peak_flops_per_s = probe::best_gemm_rate(&device).flops_per_s * ranks.machines as f64;
     }
     let counted = flops::parameters(&config.model, config.moe.as_ref());
     report.parameters = (counted.total, counted.active);
     let stopped = context.stop.load(Ordering::Relaxed);
-    Ok(Finished { folder, report, stopped })
+    Ok(Some(Finished { folder, report, stopped }))
+}
+
+/// What was found of the data, to compare between processes: they may be on machines with different files.
+fn data_text(data: &Data) -> String {
+    let found = data.summary();
+    format!(
+        "files = {}\nused_bytes = {}\ndocuments = {}\ntrain_tokens = {}\nvalidation_tokens = {}\n",
+        found.files, found.used_bytes, found.documents, found.train_tokens, found.validation_tokens
+    )
+}
+
+/// Runs the ranks; the report of rank 0, where it is in this process.
+fn run(
+    backend: &Backend,
+    options: LaunchOptions,
+    shared: &Shared<'_>,
+) -> Result<Option<RunReport>, LaunchError> {
+    let world = shared.config.layout.world();
+    let reports = match shared.config.train.precision {
+        Precision::F32 => run_on(backend, world, options, |rank| rank::train::<f32>(rank, shared)),
+        Precision::F64 => run_on(backend, world, options, |rank| rank::train::<f64>(rank, shared)),
+        Precision::Bf16 => run_on(backend, world, options, |rank| rank::train::<bf16>(rank, shared)),
+    }?;
+    Ok(reports.into_iter().flatten().next())
 }
 
 /// Threads of each rank: as configured, or the cores shared out.
