@@ -23,6 +23,7 @@ use std::time::Instant;
 
 use crate::model::{InFlight, Model, build};
 use crate::pipeline::{PipelinePlan, PipelineUse, Run, Spent, Stages, TIED_TABLE};
+use crate::trace::marks::Marks;
 
 pub use diagnosis::{Diagnosis, Finding};
 pub use non_finite::{Attempt, NotFinite, Skips};
@@ -70,6 +71,8 @@ pub struct Engine<T: Trainable> {
     pub step_spans: Vec<Span>,
     /// Times of the arithmetic of all steps so far, where there is a pipeline.
     pub spent: Spent,
+    /// Forwards and backwards of micro-batches, while somebody asks for them.
+    pub marks: Marks,
     /// What each rank of the pipeline declares, in the order of its handles.
     pub declared: Vec<Vec<ParamSpec>>,
     moe: MoeShape,
@@ -216,6 +219,7 @@ impl<T: Trainable> Engine<T> {
             skips: Skips::default(),
             timeline: Timeline::since(Instant::now()),
             step_spans: Vec::new(),
+            marks: Marks::default(),
             spent: Spent::new(plan.pipeline.map_or(0, |pipeline| pipeline.parts().len())),
             tied_copies: plan.model.tie_embeddings && plan.pipeline.is_some_and(PipelinePlan::ends_apart),
             pipeline: plan.pipeline.cloned(),
@@ -287,9 +291,9 @@ impl<T: Trainable> Engine<T> {
         } else {
             for (index, info) in infos.iter().enumerate() {
                 self.synchronise(index + 1 == infos.len());
-                let in_flight = self.with_cx(info, step, |model, cx| model.forward(cx))?;
+                let in_flight = self.forward(index, info, step)?;
                 sums.add(in_flight.loss, &in_flight.reports);
-                self.with_cx(info, step, |model, cx| model.backward(in_flight, cx))?;
+                self.backward(index, info, step, in_flight)?;
             }
         }
         reduce_gradients(&self.params, &mut self.grads, &self.mesh, &self.phases)?;
@@ -364,7 +368,7 @@ impl<T: Trainable> Engine<T> {
         let mut waiting: Vec<InFlight<T>> = Vec::new();
         for (index, info) in infos.iter().enumerate() {
             self.synchronise(index + 1 == infos.len());
-            let in_flight = self.with_cx(info, step, |model, cx| model.forward(cx))?;
+            let in_flight = self.forward(index, info, step)?;
             sums.add(in_flight.loss, &in_flight.reports);
             waiting.push(in_flight);
         }
@@ -373,8 +377,28 @@ impl<T: Trainable> Engine<T> {
         for (index, (info, mut in_flight)) in infos.iter().zip(waiting).enumerate() {
             self.synchronise(index + 1 == infos.len());
             self.model.set_global_counts(&mut in_flight, &layers);
-            self.with_cx(info, step, |model, cx| model.backward(in_flight, cx))?;
+            self.backward(index, info, step, in_flight)?;
         }
+        Ok(())
+    }
+
+    fn forward(&mut self, index: usize, info: &TokenInfo, step: u64) -> Result<InFlight<T>, Error> {
+        let started = Instant::now();
+        let in_flight = self.with_cx(info, step, |model, cx| model.forward(cx))?;
+        self.marks.end("forward", index, started);
+        Ok(in_flight)
+    }
+
+    fn backward(
+        &mut self,
+        index: usize,
+        info: &TokenInfo,
+        step: u64,
+        in_flight: InFlight<T>,
+    ) -> Result<(), Error> {
+        let started = Instant::now();
+        self.with_cx(info, step, |model, cx| model.backward(in_flight, cx))?;
+        self.marks.end("backward", index, started);
         Ok(())
     }
 

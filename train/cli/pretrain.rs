@@ -11,7 +11,8 @@ use super::job::Job;
 use super::{Surroundings, columns, interactive};
 use crate::config::{Config, DEFAULT_PRESET};
 use crate::report::{line_plot_svg, load_heatmap_svg};
-use crate::trace::LinkArguments;
+use crate::trace::steps::parse_steps;
+use crate::trace::{LinkArguments, StepRange, TraceRequest};
 use crate::trainer::{Finished, RunContext, config_of_run, newest_run, pretrain_on};
 
 /// Folder of the runs that name none.
@@ -58,6 +59,14 @@ pub(super) struct Pretrain {
     /// Largest number of live bytes of a rank; the run ends with what is live when it is passed.
     #[arg(long, value_name = "BYTES")]
     memory_budget: Option<u64>,
+    /// Write some steps as a Chrome/Perfetto trace (ui.perfetto.dev): what each rank computes, which operations are
+    /// under way, complete weights, pipeline actions, memory. docs/trace.md explains it.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Steps to trace, A to B, both included [default: the second to the fourth of this run, so that the file stays
+    /// small and the first step, which allocates, is not taken for an example].
+    #[arg(long, value_name = "A..B", requires = "trace", value_parser = parse_steps)]
+    trace_steps: Option<StepRange>,
     #[command(flatten)]
     links: LinkArguments,
 }
@@ -165,6 +174,7 @@ impl Pretrain {
             lenient: self.lenient,
             budget_bytes: self.memory_budget,
             record: self.links.record(),
+            trace: self.trace.clone().map(|file| TraceRequest { file, steps: self.trace_steps }),
         };
         if let Some(finished) = pretrain_on(&job.ranks(), &config, &context)? {
             finish(&finished)?;

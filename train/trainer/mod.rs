@@ -22,6 +22,7 @@ use crate::config::{Config, Precision, Resume};
 use crate::data::Data;
 use crate::model::flops;
 use crate::report::RunReport;
+use crate::trace::TraceRequest;
 
 pub use rank::engine;
 pub use save::{load_state, load_state_leniently, save_state};
@@ -64,6 +65,8 @@ pub struct RunContext<'a> {
     pub budget_bytes: Option<u64>,
     /// Delays, modelled links and failures of the communication.
     pub record: RecordOptions,
+    /// Steps to trace, and the file for it.
+    pub trace: Option<TraceRequest>,
 }
 
 /// What a run leaves behind.
@@ -117,6 +120,10 @@ pub fn pretrain_on(
     })?;
     agreement.alike("data", &data_text(&data))?;
     let folder = agreement.decide("run folder", || {
+        if let Some(trace) = &context.trace {
+            trace.check_file()?;
+            trace.steps_of(1 + resume.as_ref().map_or(0, |found| found.manifest.step), config.run.steps)?;
+        }
         let folder = run_folder(config, context, resume.as_ref());
         prepare_folder(&folder, config, resume.as_ref())?;
         Ok(folder)

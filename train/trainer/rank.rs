@@ -21,7 +21,7 @@ use crate::model::{build, flops};
 use crate::report::RunReport;
 use crate::schedule_view::{measured_views, picture::picture_svg};
 use crate::step::{Engine, NotFinite, StepOutcome, StepSettings};
-use crate::trace::links;
+use crate::trace::{Recording, links};
 
 /// Builds the engine of a rank from the configuration.
 ///
@@ -76,6 +76,7 @@ pub(super) fn train<T: Trainable>(
         peak: Snapshot::default(),
         after_step: Snapshot::default(),
         in_steps: Books::default(),
+        recording: None,
         shared,
         plan,
         engine,
@@ -95,6 +96,8 @@ struct Rank<'a, T: Trainable> {
     /// At the highest peak of any step so far.
     peak: Snapshot,
     after_step: Snapshot,
+    /// Where the user asked for a trace.
+    recording: Option<Recording<'a>>,
     /// Counted inside the steps alone, without what stands between them.
     in_steps: Books,
 }
@@ -110,6 +113,8 @@ impl<T: Trainable> Rank<'_, T> {
                 screen.resumed(step)?;
             }
         }
+        let request = self.shared.context.trace.as_ref();
+        self.recording = request.map(|r| Recording::new(r, step + 1, config.run.steps)).transpose()?;
         let (first, started) = (step, Instant::now());
         let before = Books::now(&self.engine);
         let mut saved = self.shared.resume.map(|_| step);
@@ -145,6 +150,9 @@ impl<T: Trainable> Rank<'_, T> {
 
     /// A step with everything around it; whether the run shall end.
     fn one_step(&mut self, step: u64) -> anyhow::Result<bool> {
+        if let Some(recording) = &mut self.recording {
+            recording.before_step(&mut self.engine, step + 1)?;
+        }
         let started = Instant::now();
         let before = Books::now(&self.engine);
         self.engine.device.ledger().reset_peak();
@@ -162,13 +170,31 @@ impl<T: Trainable> Rank<'_, T> {
         let seconds = started.elapsed().as_secs_f64();
         let counted = Books::now(&self.engine).since(&before);
         self.in_steps.add(&counted);
+        if let Some(recording) = &mut self.recording {
+            recording.after_step(&mut self.engine, step + 1);
+        }
         let (peak, after) = (self.engine.device.ledger().peak(), self.engine.device.ledger().now());
         if peak.total_bytes() > self.peak.total_bytes() {
             self.peak = peak;
         }
         self.after_step = after;
         self.record(step, &outcome, &micros, (seconds, &counted, &peak))?;
-        self.wants_to_stop()
+        let stop = self.wants_to_stop()?;
+        self.end_recording(stop, step + 1)?;
+        Ok(stop)
+    }
+
+    /// Writes the trace after its last step, or when the run ends before.
+    fn end_recording(&mut self, stop: bool, step: u64) -> anyhow::Result<()> {
+        let Some(recording) = &mut self.recording else { return Ok(()) };
+        let said = match stop {
+            true => recording.close(&mut self.engine)?,
+            false => recording.after_record(&mut self.engine, step)?,
+        };
+        if let (Some(text), Some(screen)) = (said, &self.screen) {
+            screen.line(&text);
+        }
+        Ok(())
     }
 
     /// Whether any rank was asked to stop; the same answer on all.
