@@ -7,6 +7,7 @@ mod context;
 mod dispatch;
 mod fsdp;
 mod gemm;
+mod layer;
 mod pipeline;
 mod step;
 
@@ -19,6 +20,7 @@ pub use context::ContextBench;
 pub use dispatch::DispatchBench;
 pub use fsdp::FsdpBench;
 pub use gemm::GemmBench;
+pub use layer::LayerBench;
 pub use pipeline::PipelineBench;
 pub use step::StepBench;
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use plica_comm::launch::Backend;
 
 use super::Surroundings;
 use crate::bench::{self, Figure};
@@ -32,6 +33,8 @@ enum What {
     Dispatch(bench::DispatchBench),
     /// Collectives between in-process ranks against the copy bandwidth.
     Comm(bench::CommBench),
+    /// A mixture-of-experts layer, forward and backward, balanced and skewed, against the best matrix product.
+    Layer(bench::LayerBench),
     /// Attention of ranks that share sequences against one rank, forward and backward.
     Context(bench::ContextBench),
 }
@@ -45,6 +48,7 @@ impl Bench {
             What::Gemm(gemm) => gemm.run(surroundings.cores)?,
             What::Dispatch(dispatch) => dispatch.run()?,
             What::Comm(comm) => comm.run()?,
+            What::Layer(layer) => layer.run(surroundings.cores, &Backend::Threads)?,
             What::Context(context) => context.run()?,
         };
         print!("{}", bench::table(&figures));

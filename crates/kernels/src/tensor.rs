@@ -302,6 +302,6 @@ mod tests {
         // Other panics pass.
         let other =
             std::panic::catch_unwind(|| naming(|| "x".into(), || std::panic::resume_unwind(Box::new(7u8))));
-        assert_eq!(*other.map(|()| ()).unwrap_err().downcast::<u8>().expect("the payload"), 7);
+        assert_eq!(*other.unwrap_err().downcast::<u8>().expect("the payload"), 7);
     }
 }
