@@ -28,7 +28,7 @@ use super::{Figure, peak_rss_mib, rate, timed};
 
 /// Share of the tokens that choose expert 0 in the skewed case.
 const HOT: f64 = 0.3;
-/// Size of the square product that the roofline is measured with.
+/// Largest size of the square product that the roofline is measured with.
 const PEAK: usize = 2048;
 
 /// Arguments of `plica bench layer`.
@@ -95,7 +95,9 @@ impl Given {
     /// Greatest load over the mean.
     fn imbalance(&self, experts: usize, k: usize) -> f64 {
         let mut counts = vec![0u64; experts];
-        (0..self.tokens).flat_map(|token| self.experts(token, experts, k)).for_each(|e| counts[e as usize] += 1);
+        (0..self.tokens)
+            .flat_map(|token| self.experts(token, experts, k))
+            .for_each(|e| counts[e as usize] += 1);
         let most = counts.into_iter().max().unwrap_or(0);
         most as f64 * experts as f64 / (self.tokens * k as u64) as f64
     }
@@ -173,11 +175,10 @@ impl LayerBench {
         );
         let (value, range) = rate(self.tokens as f64, &seconds);
         let (what, peak_rss_mib) = ("MoE layer, forward + backward".to_string(), peak_rss_mib());
-        let speed =
-            Figure { what, setting, value, range, unit: "tokens/s", roofline: None, peak_rss_mib };
+        let speed = Figure { what, setting, value, range, unit: "tokens/s", roofline: None, peak_rss_mib };
         let flop = 18.0 * (self.tokens * self.top_k * self.width * self.ffn) as f64;
         let (value, range) = rate(flop / 1e9, &seconds);
-        let peak = best_product::<T>(&Device::cpu((threads * self.ep).min(cores)));
+        let peak = best_product::<T>(&Device::cpu((threads * self.ep).min(cores)), PEAK.min(2 * self.width));
         let roofline = Some((peak, roofline));
         Ok(vec![speed.clone(), Figure { value, range, unit: "GFLOP/s", roofline, ..speed }])
     }
@@ -237,14 +238,13 @@ impl LayerBench {
     }
 }
 
-/// GFLOP a second of the best of some large matrix products.
-fn best_product<T: Trainable>(device: &Device) -> f64 {
+/// GFLOP a second of the best of some square matrix products.
+fn best_product<T: Trainable>(device: &Device, size: usize) -> f64 {
     let draws = Stream::new(1, Draw::Named("peak"));
-    let values: Vec<T> =
-        (0..(PEAK * PEAK) as u64).map(|i| T::from_f64(draws.uniform(i) - 0.5)).collect();
-    let x = Tensor::from_slice(device, [PEAK, PEAK], &values, Category::Activation);
+    let values: Vec<T> = (0..(size * size) as u64).map(|i| T::from_f64(draws.uniform(i) - 0.5)).collect();
+    let x = Tensor::from_slice(device, [size, size], &values, Category::Activation);
     let seconds = timed(1, 3, || drop(gemm::matmul_nt(&x, &x)));
-    rate(2.0 * (PEAK as f64).powi(3) / 1e9, &seconds).1.1
+    rate(2.0 * (size as f64).powi(3) / 1e9, &seconds).1.1
 }
 
 #[cfg(test)]
