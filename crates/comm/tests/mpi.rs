@@ -1,7 +1,7 @@
 //! The MPI transport with really separate processes. Run by `cargo test --features mpi`, this program starts
 //! itself under the launcher of the MPI library that it was built with, once for each mode, and looks at how the
-//! job ends. Run by the launcher it is one process of that job. `bench` as its only argument, under a launcher of
-//! your own, times collectives.
+//! job ends. Run by the launcher it is one process of that job. Under a launcher of your own, `bench` (and, if you
+//! like, the most bytes of one call) times collectives.
 
 use std::io::Read as _;
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -30,7 +30,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
     match arguments.first().map(String::as_str) {
         Some("process") => one_process(&arguments[1]),
-        Some("bench") => bench(),
+        Some("bench") => bench(arguments.get(1).map(|bytes| bytes.parse().expect("bytes of a call"))),
         filter => all_modes(filter.unwrap_or_default()),
     }
 }
@@ -208,8 +208,9 @@ fn late(processes: &Processes) -> Result<(), String> {
 }
 
 /// Times of the collectives as the processes of a job that somebody else has started.
-fn bench() -> ExitCode {
-    let processes = seat(MpiOptions::default());
+fn bench(call_bytes: Option<usize>) -> ExitCode {
+    let call_bytes = call_bytes.unwrap_or(MpiOptions::default().call_bytes);
+    let processes = seat(MpiOptions { call_bytes });
     let run = processes.run(processes.world(), LaunchOptions::default(), |ctx| -> Result<(), CommError> {
         for bytes in [4 << 10, 64 << 10, 1 << 20, 8 << 20, 64 << 20] {
             for collective in Collective::ALL {

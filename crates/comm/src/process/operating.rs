@@ -2,6 +2,8 @@
 //! them, then moves bytes straight from inputs to outputs. Nothing here waits; whoever has the engine's lock
 //! moves it on. An operation that its rank has given up goes on in the same way, for the others.
 
+mod moving;
+
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -14,8 +16,9 @@ use crate::payload::Payload;
 
 use super::flow;
 use super::message::{Envelope, GroupName, Key, Message};
-use super::reducing::{Reducing, Source};
-use super::transport::{Landing, SendBytes, TransferId, Transport, TransportError};
+use super::reducing::Reducing;
+use super::transport::{Landing, TransferId, Transport, TransportError};
+use moving::Moving;
 
 /// What operations need to move bytes.
 pub(super) struct Wires<'a> {
@@ -77,15 +80,6 @@ enum Stage {
     Moving(Moving),
     /// With the moment when nothing more was needed from others.
     Done(Option<Result<Instant, CommError>>),
-}
-
-#[derive(Debug, Default)]
-struct Moving {
-    /// With the other party.
-    transfers: Vec<(usize, TransferId)>,
-    /// Parties whose reduced part comes in a short message.
-    awaited: Vec<usize>,
-    reducing: Option<Reducing>,
 }
 
 impl Slot {
@@ -187,7 +181,7 @@ impl Slot {
             return Ok(());
         }
         let mut moving = Moving::default();
-        self.start_sends(wires, &mut moving)?;
+        self.start_sends(&mut moving);
         self.start_receives(wires, &mut moving)?;
         self.own.as_mut().expect("begins when the own rank is here").stage = Stage::Moving(moving);
         Ok(())
@@ -209,96 +203,12 @@ impl Slot {
         })
     }
 
+    fn envelope(&self, party: usize) -> &Envelope {
+        self.envelopes[party].as_ref().expect("moves when all are here")
+    }
+
     fn head(&self, party: usize) -> &Head {
-        &self.envelopes[party].as_ref().expect("moves when all are here").head
-    }
-
-    fn start_sends(&self, wires: &mut Wires<'_>, moving: &mut Moving) -> Result<(), TransportError> {
-        let own = self.own.as_ref().expect("moves when the own rank is here");
-        let Some(input) = &own.input else { return Ok(()) };
-        let (n, party, head) = (self.parties.len(), own.party, self.head(own.party));
-        for step in 1..n {
-            let other = (party + step) % n;
-            let range = flow::passes(head, party, other, n);
-            let count = flow::transfers(head, range.len(), wires.piece_bytes);
-            for index in 0..count {
-                let piece = match flow::reduction(head) {
-                    Some(_) => flow::piece(&range, index, wires.piece_bytes),
-                    None => range.clone(),
-                };
-                let lane = own.lanes[other].wrapping_add(index as u32);
-                let bytes = SendBytes::of(input.clone(), piece);
-                moving.transfers.push((other, wires.transport.send(self.rank(other), lane, bytes)?));
-            }
-        }
-        Ok(())
-    }
-
-    fn start_receives(&mut self, wires: &mut Wires<'_>, moving: &mut Moving) -> Result<(), TransportError> {
-        let own = self.own.as_ref().expect("moves when the own rank is here");
-        let (n, party, head) = (self.parties.len(), own.party, self.head(own.party));
-        let mut sources: Vec<Source> = (0..n).map(|_| Source::Own).collect();
-        for step in 1..n {
-            let other = (party + n - step) % n;
-            let envelope = self.envelopes[other].as_ref().expect("moves when all are here");
-            let len = flow::passes(&envelope.head, other, party, n).len();
-            let (rank, lane) = (self.rank(other), envelope.lane);
-            if flow::is_eager(len) {
-                assert_eq!(envelope.inline.len(), len, "few bytes of rank {rank} lie in its envelope");
-            }
-            match (flow::lands(head, other), &own.output) {
-                (None, _) if flow::is_eager(len) => sources[other] = Source::Here(envelope.inline.clone()),
-                (None, _) => sources[other] = Source::Lanes { rank, lane },
-                (Some(_), _) if len == 0 => {}
-                (Some(range), Some(output)) => {
-                    assert_eq!(range.len(), len, "requests that fit have equal ends");
-                    let mut target = output.part(range);
-                    if flow::is_eager(len) {
-                        target.as_mut_slice().copy_from_slice(&envelope.inline);
-                    } else {
-                        moving.transfers.push((other, wires.transport.receive(rank, lane, target)?));
-                    }
-                }
-                (Some(_), None) => {} // the source of a broadcast keeps its own
-            }
-            if flow::in_two_phases(head) {
-                self.await_part(other, wires, moving)?;
-            }
-        }
-        if let (Some(op), Some((dtype, _))) = (flow::reduction(head), head.tensor) {
-            let range = flow::passes(head, party, party, n);
-            let output_start = if flow::in_two_phases(head) { range.start } else { 0 };
-            moving.reducing = Some(Reducing::new(op, dtype, range, output_start, sources));
-        }
-        Ok(())
-    }
-
-    /// The second phase: the part that another party reduces.
-    fn await_part(
-        &self,
-        other: usize,
-        wires: &mut Wires<'_>,
-        moving: &mut Moving,
-    ) -> Result<(), TransportError> {
-        let own = self.own.as_ref().expect("moves when the own rank is here");
-        let (n, head) = (self.parties.len(), self.head(own.party));
-        let part = flow::part_of_sum(head, other, n);
-        if flow::is_eager(part.len()) {
-            if !part.is_empty() {
-                moving.awaited.push(other);
-            }
-            return Ok(());
-        }
-        let envelope = self.envelopes[other].as_ref().expect("moves when all are here");
-        let sent_first = flow::passes(head, other, own.party, n).len();
-        let first = flow::transfers(head, sent_first, wires.piece_bytes);
-        let output = own.output.as_ref().expect("an all-reduce has an output");
-        for index in 0..flow::part_transfers(head, other, n, wires.piece_bytes) {
-            let lane = envelope.lane.wrapping_add((first + index) as u32);
-            let target = output.part(flow::piece(&part, index, wires.piece_bytes));
-            moving.transfers.push((other, wires.transport.receive(self.rank(other), lane, target)?));
-        }
-        Ok(())
+        &self.envelope(party).head
     }
 
     /// Moves on what is under way.
@@ -310,62 +220,21 @@ impl Slot {
     }
 
     fn go_on_with(&mut self, own: &mut Operating, wires: &mut Wires<'_>) -> Result<bool, TransportError> {
-        let Stage::Moving(moving) = &mut own.stage else { return Ok(false) };
-        let mut moved = forget_done(wires.transport, &mut moving.transfers)?;
-        let (n, party) = (self.parties.len(), own.party);
-        for (other, bytes) in self.early.drain(..) {
-            let output = own.output.as_ref().expect("an all-reduce has an output");
-            let head = &self.envelopes[party].as_ref().expect("moves when all are here").head;
-            output.part(flow::part_of_sum(head, other, n)).as_mut_slice().copy_from_slice(&bytes);
-            moving.awaited.retain(|&awaited| awaited != other);
-            moved = true;
-        }
-        if let (Some(reducing), Some(input), Some(output)) = (&mut moving.reducing, &own.input, &own.output)
-            && let Some((index, reduced)) = reducing.step(wires, input, output)?
-        {
-            let sent = self.publish(party, &own.lanes, index, reduced, wires)?;
-            moving.transfers.extend(sent);
-            moved = true;
-        }
+        let mut stage = std::mem::replace(&mut own.stage, Stage::Gathering);
+        let Stage::Moving(moving) = &mut stage else {
+            own.stage = stage;
+            return Ok(false);
+        };
+        let moved = self.move_on(own, moving, wires);
         let reduced = moving.reducing.as_ref().is_none_or(|r| r.is_done(wires.piece_bytes));
-        if reduced && moving.transfers.is_empty() && moving.awaited.is_empty() {
+        let waits = !moving.trains.is_empty() || !moving.transfers.is_empty() || !moving.awaited.is_empty();
+        if moved.is_ok() && reduced && !waits {
             (own.input, own.output) = (None, None);
             own.stage = Stage::Done(Some(Ok(Instant::now())));
-            moved = true;
+            return Ok(true);
         }
-        Ok(moved)
-    }
-
-    /// Sends a reduced piece to all others, where the operation has a second phase.
-    fn publish(
-        &self,
-        party: usize,
-        lanes: &[u32],
-        index: usize,
-        reduced: SendBytes,
-        wires: &mut Wires<'_>,
-    ) -> Result<Vec<(usize, TransferId)>, TransportError> {
-        let (n, head) = (self.parties.len(), self.head(party));
-        let mut transfers = Vec::new();
-        if !flow::in_two_phases(head) {
-            return Ok(transfers);
-        }
-        let whole = flow::part_of_sum(head, party, n).len();
-        for step in 1..n {
-            let other = (party + step) % n;
-            let rank = self.rank(other);
-            if flow::is_eager(whole) {
-                let (group, bytes) = (GroupName::clone(&self.group), reduced.as_slice().to_vec());
-                let message = Message::Part { run: wires.run, group, key: self.key, bytes };
-                wires.transport.post(rank, &message.encode())?;
-                continue;
-            }
-            let sent_first = flow::passes(head, party, other, n).len();
-            let first = flow::transfers(head, sent_first, wires.piece_bytes);
-            let lane = lanes[other].wrapping_add((first + index) as u32);
-            transfers.push((other, wires.transport.send(rank, lane, reduced.clone())?));
-        }
-        Ok(transfers)
+        own.stage = stage;
+        moved
     }
 
     /// When the operation was over, or why it failed, once it is.
@@ -389,7 +258,8 @@ impl Slot {
     pub(super) fn into_transfers(self) -> Vec<TransferId> {
         let Some(Operating { stage: Stage::Moving(moving), .. }) = self.own else { return Vec::new() };
         let landing = moving.reducing.into_iter().flat_map(Reducing::into_transfers);
-        moving.transfers.into_iter().map(|(_, id)| id).chain(landing).collect()
+        let trains = moving.trains.into_iter().flat_map(|train| train.under_way);
+        moving.transfers.into_iter().chain(trains).map(|(_, id)| id).chain(landing).collect()
     }
 
     /// World ranks of the parties that have arrived, that have not, and that are waited for after that.
@@ -399,6 +269,7 @@ impl Slot {
         let unfinished = |&party: &usize| match self.own.as_ref().map(|own| &own.stage) {
             Some(Stage::Moving(moving)) => {
                 moving.transfers.iter().any(|(other, _)| *other == party)
+                    || moving.trains.iter().any(|train| train.other == party)
                     || moving.awaited.contains(&party)
                     || moving.reducing.iter().flat_map(Reducing::waits_for).any(|other| other == party)
             }
