@@ -8,6 +8,7 @@ mod dispatch;
 mod fsdp;
 mod gemm;
 mod layer;
+mod overlap;
 mod pipeline;
 mod step;
 
@@ -21,6 +22,7 @@ pub use dispatch::DispatchBench;
 pub use fsdp::FsdpBench;
 pub use gemm::GemmBench;
 pub use layer::LayerBench;
+pub use overlap::OverlapBench;
 pub use pipeline::PipelineBench;
 pub use step::StepBench;
 

@@ -37,6 +37,8 @@ enum What {
     Layer(bench::LayerBench),
     /// Attention of ranks that share sequences against one rank, forward and backward.
     Context(bench::ContextBench),
+    /// Communication that travels while something computes, over a modelled link: hidden of what could be hidden.
+    Overlap(bench::OverlapBench),
 }
 
 impl Bench {
@@ -50,6 +52,7 @@ impl Bench {
             What::Comm(comm) => comm.run()?,
             What::Layer(layer) => layer.run(surroundings.cores, &Backend::Threads)?,
             What::Context(context) => context.run()?,
+            What::Overlap(overlap) => overlap.run(&surroundings.cargo_home)?,
         };
         print!("{}", bench::table(&figures));
         if let Some(path) = self.json {
