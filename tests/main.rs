@@ -29,3 +29,4 @@ mod scenarios;
 mod sharded;
 mod support;
 mod tidy;
+mod trace;
