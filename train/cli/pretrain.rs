@@ -28,6 +28,7 @@ Examples:
   plica pretrain --ranks 8 --set layout.tp=2 --set layout.ep=4
   plica pretrain --config my.toml --set train.lr=1e-3
   plica pretrain --resume                           continue the newest run
+  plica pretrain --trace trace.json                 what each rank did in three steps, for ui.perfetto.dev
   plica settings                                    every setting, its default and meaning";
 
 /// Arguments of `plica pretrain`.

@@ -19,8 +19,8 @@ const MAX_ALPHA_US: f64 = 3.6e9;
 #[derive(Clone, Debug, Default, PartialEq, Args)]
 pub struct LinkArguments {
     /// Model a link: operations of the group take at least ALPHA_US microseconds a round and their sent bytes at GB_S
-    /// (10^9 bytes a second). GROUP is a group's name (tp, cp, pp, dp_cp, edp, world ...; tokens
-    /// travel to experts in etp_ep) or `all`, for those that are not named. May be repeated.
+    /// (10^9 bytes a second). GROUP is a group's name (tp, cp, pp, dp_cp, edp, world ...; tokens travel to experts in ep
+    /// with all-to-all, in etp_ep with the other dispatchers) or `all`, for those that are not named. May be repeated.
     #[arg(long = "link", value_name = "GROUP=ALPHA_US,GB_S", value_parser = parse_link)]
     pub links: Vec<Link>,
 }
@@ -56,7 +56,7 @@ pub fn unused(recorder: &Recorder, links: &[Link]) -> Option<String> {
 /// # Errors
 /// What of the text is wrong, and what would be right.
 pub fn parse_link(text: &str) -> Result<Link, String> {
-    let form = "write GROUP=ALPHA_US,GB_S, for example etp_ep=50,1.5";
+    let form = "write GROUP=ALPHA_US,GB_S, for example ep=50,1.5";
     let (group, numbers) = text.split_once('=').ok_or_else(|| format!("no `=`: {form}"))?;
     let (alpha, rate) = numbers.split_once(',').ok_or_else(|| format!("no `,` after `=`: {form}"))?;
     let number = |name: &str, text: &str| {

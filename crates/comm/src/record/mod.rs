@@ -1,7 +1,8 @@
-//! What passes between ranks, seen from one rank: bytes sent, operations and times by (purpose, group), the
-//! last operations as a log, exposed and hidden time, and on request every operation with its times, seeded delays, a model of a slower link, and a failure. Everything
-//! goes through [`Recorded`], the wrapper round every backend. Bytes are those of the ring algorithms: what
-//! leaves the rank at least, whatever a backend really copies. Times in nanoseconds.
+//! What passes between ranks, seen from one rank: bytes sent and received, operations and times by (purpose, group),
+//! exposed and hidden time, the last operations as a log, and on request every operation with its times, seeded
+//! delays, a model of a slower link, and a failure. Everything goes through [`Recorded`], the wrapper round every
+//! backend. Bytes are those of the ring algorithms: what leaves the rank at least, whatever a backend really copies.
+//! Times in nanoseconds.
 
 mod event;
 mod exposure;
