@@ -16,6 +16,7 @@ mod fuzz;
 mod golden;
 mod golden_ops;
 mod interrupted;
+mod launch;
 mod lexer;
 mod non_finite;
 mod overlap;

@@ -1,9 +1,10 @@
-//! Collectives between in-process ranks, by the payload that a rank holds, against the measured copy bandwidth.
-//! Same definition of a rate as the peers' scripts: buffer bytes over time.
+//! Collectives between ranks, by the payload that a rank holds, against the measured copy bandwidth: in one process, or
+//! between processes with the in-process ranks beside them. Same definition of a rate as the peers' scripts: buffer
+//! bytes over time.
 
 use clap::Args;
 use plica_comm::bench::{time_collectives, time_copy};
-use plica_comm::launch::{LaunchOptions, run_ranks};
+use plica_comm::launch::{Backend, LaunchOptions, run_on};
 
 use super::Figure;
 
@@ -22,13 +23,31 @@ pub struct CommBench {
 const SIZES: [usize; 4] = [4 << 10, 1 << 20, 8 << 20, 64 << 20];
 
 impl CommBench {
-    /// Measures.
+    /// Ranks asked for.
+    pub fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// Measures. Over processes all call it, and the first gets the figures, with those of as many ranks inside itself
+    /// behind them.
     ///
     /// # Errors
     /// A rank that failed.
-    pub fn run(&self) -> anyhow::Result<Vec<Figure>> {
+    pub fn run(&self, backend: &Backend) -> anyhow::Result<Vec<Figure>> {
         anyhow::ensure!((2..=64).contains(&self.ranks), "--ranks {}: from 2 to 64", self.ranks);
-        let ranks = run_ranks(self.ranks, LaunchOptions::default(), |context| {
+        let Backend::Processes(processes) = backend else {
+            return self.measure(&Backend::Threads, self.ranks, "ranks");
+        };
+        let kind = format!("processes over {}", processes.transport());
+        let mut figures = self.measure(backend, processes.world(), &kind)?;
+        if processes.rank() == 0 {
+            figures.extend(self.measure(&Backend::Threads, processes.world(), "ranks in one process")?);
+        }
+        Ok(figures)
+    }
+
+    fn measure(&self, backend: &Backend, world: usize, kind: &str) -> anyhow::Result<Vec<Figure>> {
+        let ranks = run_on(backend, world, LaunchOptions::default(), |context| {
             let rows = time_collectives(&context.world, &SIZES, self.repetitions)?;
             let copies: Vec<f64> = SIZES
                 .iter()
@@ -36,7 +55,7 @@ impl CommBench {
                 .collect::<Result<_, plica_comm::CommError>>()?;
             Ok::<_, plica_comm::CommError>((rows, copies))
         })?;
-        let (rows, copies) = ranks.into_iter().next().expect("rank 0");
+        let Some((rows, copies)) = ranks.into_iter().next() else { return Ok(Vec::new()) };
         Ok(rows
             .iter()
             .enumerate()
@@ -45,7 +64,7 @@ impl CommBench {
                 let copy = copies[i * SIZES.len() / rows.len()];
                 Figure {
                     what: row.collective.name().into(),
-                    setting: format!("{} B, {} ranks", row.buffer_bytes, self.ranks),
+                    setting: format!("{} B, {world} {kind}", row.buffer_bytes),
                     value: row.gb_per_s(),
                     range: (rate(row.max_ns), rate(row.min_ns)),
                     unit: "GB/s",

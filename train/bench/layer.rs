@@ -115,6 +115,11 @@ impl<A: Real> Select<A> for Given {
 }
 
 impl LayerBench {
+    /// Ranks asked for.
+    pub fn ranks(&self) -> usize {
+        self.ep
+    }
+
     /// Measures every element type with every routing.
     ///
     /// # Errors

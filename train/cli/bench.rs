@@ -1,12 +1,13 @@
 //! `plica bench`: measurements with their roofline, for a person and as JSON lines.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use plica_comm::launch::Backend;
 
-use super::Surroundings;
+use super::job::{Job, Over};
+use super::{Surroundings, launch};
 use crate::bench::{self, Figure};
 
 /// Arguments of `plica bench`.
@@ -31,35 +32,91 @@ enum What {
     Gemm(bench::GemmBench),
     /// Dispatch and combine between 2 ranks against the copy bandwidth.
     Dispatch(bench::DispatchBench),
-    /// Collectives between in-process ranks against the copy bandwidth.
-    Comm(bench::CommBench),
-    /// A mixture-of-experts layer, forward and backward, balanced and skewed, against the best matrix product.
-    Layer(bench::LayerBench),
+    /// A mixture-of-experts layer, forward and backward, balanced and skewed, against the best matrix product; with --mpi
+    /// (or --over tcp) the ranks are processes.
+    Layer {
+        #[command(flatten)]
+        bench: bench::LayerBench,
+        #[command(flatten)]
+        over: OverProcesses,
+    },
+    /// Collectives between ranks against the copy bandwidth; with --mpi (or --over tcp) between processes, with in-process
+    /// ranks beside them.
+    Comm {
+        #[command(flatten)]
+        bench: bench::CommBench,
+        #[command(flatten)]
+        over: OverProcesses,
+    },
     /// Attention of ranks that share sequences against one rank, forward and backward.
     Context(bench::ContextBench),
     /// Communication that travels while something computes, over a modelled link: hidden of what could be hidden.
     Overlap(bench::OverlapBench),
 }
 
+/// Where the ranks of a measurement are.
+#[derive(Debug, Args)]
+struct OverProcesses {
+    /// One process a rank, over MPI; started here unless a launcher has done so.
+    #[arg(long)]
+    mpi: bool,
+}
+
 impl Bench {
     pub(super) fn run(self, surroundings: &Surroundings) -> anyhow::Result<ExitCode> {
-        let figures = match self.what {
+        let Bench { what, json } = self;
+        let figures = match what {
             What::Step(step) => step.run(surroundings.cores, &surroundings.cargo_home, surroundings.stop)?,
             What::Fsdp(fsdp) => fsdp.run(surroundings.cores, &surroundings.cargo_home, surroundings.stop)?,
             What::Pipeline(pipeline) => pipeline.run(&surroundings.cargo_home, surroundings.stop)?,
             What::Gemm(gemm) => gemm.run(surroundings.cores)?,
             What::Dispatch(dispatch) => dispatch.run()?,
-            What::Comm(comm) => comm.run()?,
-            What::Layer(layer) => layer.run(surroundings.cores, &Backend::Threads)?,
+            What::Comm { bench, over } => {
+                return over.run(surroundings, bench.ranks(), json.as_deref(), |backend| bench.run(backend));
+            }
+            What::Layer { bench, over } => {
+                return over.run(surroundings, bench.ranks(), json.as_deref(), |backend| {
+                    bench.run(surroundings.cores, backend)
+                });
+            }
             What::Context(context) => context.run()?,
             What::Overlap(overlap) => overlap.run(&surroundings.cargo_home)?,
         };
-        print!("{}", bench::table(&figures));
-        if let Some(path) = self.json {
-            let lines: String = figures.iter().map(Figure::to_json_line).collect();
-            let old = std::fs::read_to_string(&path).unwrap_or_default();
-            crate::checkpoint::store::write_whole(&path, (old + &lines).as_bytes())?;
-        }
+        show(&figures, json.as_deref())?;
         Ok(ExitCode::SUCCESS)
     }
+}
+
+impl OverProcesses {
+    /// Measures with ranks in this process, or in processes that are started here or were by a launcher.
+    fn run(
+        &self,
+        surroundings: &Surroundings,
+        ranks: usize,
+        json: Option<&Path>,
+        measure: impl Fn(&Backend) -> anyhow::Result<Vec<Figure>>,
+    ) -> anyhow::Result<ExitCode> {
+        let over = if self.mpi { Some(Over::Mpi) } else { surroundings.over };
+        if let (None, Some(over)) = (surroundings.seat()?, over) {
+            return launch::start(surroundings, over, ranks, std::env::args_os().skip(1).collect());
+        }
+        Job::run(surroundings, |job| {
+            let figures = measure(&job.backend)?;
+            if job.is_first() {
+                show(&figures, json)?;
+            }
+            Ok(ExitCode::SUCCESS)
+        })
+    }
+}
+
+/// Prints the figures, and appends them to a file of JSON lines.
+fn show(figures: &[Figure], json: Option<&Path>) -> anyhow::Result<()> {
+    print!("{}", bench::table(figures));
+    if let Some(path) = json {
+        let lines: String = figures.iter().map(Figure::to_json_line).collect();
+        let old = std::fs::read_to_string(path).unwrap_or_default();
+        crate::checkpoint::store::write_whole(path, (old + &lines).as_bytes())?;
+    }
+    Ok(())
 }

@@ -23,7 +23,7 @@ const COURTESY: [(&str, Duration); 2] =
     [("mpi", Duration::from_secs(2)), ("tcp", Duration::from_millis(300))];
 
 /// Whether this program was built with MPI.
-pub(super) const HAS_MPI: bool = false;
+pub(super) const HAS_MPI: bool = cfg!(feature = "mpi");
 
 /// What connects processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -190,6 +190,25 @@ fn choose(seat: &Seat, over: Option<Over>) -> anyhow::Result<Over> {
     Ok(over)
 }
 
+#[cfg(feature = "mpi")]
+fn connect_mpi(seat: &Seat) -> anyhow::Result<Box<dyn Transport>> {
+    let transport = plica_comm::mpi::connect(plica_comm::mpi::MpiOptions::default())?;
+    let found = (transport.rank(), transport.world());
+    anyhow::ensure!(
+        found == (seat.rank, seat.world),
+        "the launcher's variables (of {}) say rank {} of {}, the MPI library ({}) says rank {} of {}: start plica with the \
+         mpirun of the library that it was built with",
+        seat.source.name(),
+        seat.rank,
+        seat.world,
+        plica_comm::mpi::library_version()?,
+        found.0,
+        found.1
+    );
+    Ok(transport)
+}
+
+#[cfg(not(feature = "mpi"))]
 fn connect_mpi(_: &Seat) -> anyhow::Result<Box<dyn Transport>> {
     anyhow::bail!(super::launch::NO_MPI)
 }

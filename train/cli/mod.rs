@@ -89,11 +89,11 @@ impl Surroundings {
 /// Runs the command that was typed and returns the exit code: 0, 1 for an error, 2 for a wrong command line.
 pub fn run() -> ExitCode {
     let arguments = Arguments::parse();
-    start_log();
     let surroundings = match surroundings(&arguments) {
         Ok(surroundings) => surroundings,
         Err(error) => return fail(&error),
     };
+    start_log(surroundings.seat().is_ok_and(|seat| seat.is_some()));
     let result = match arguments.command {
         Command::Pretrain(command) => command.run(&surroundings),
         Command::Verify(command) => command.run(&surroundings),
@@ -115,10 +115,12 @@ fn fail(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Warnings and, with PLICA_LOG, more: `PLICA_LOG=debug plica ...`.
-fn start_log() {
+/// Warnings and, with PLICA_LOG, more: `PLICA_LOG=debug plica ...`. One of several processes is silent about its own
+/// communication, so that the first cause is what is read first; `PLICA_LOG=warn` has the last operations of each.
+fn start_log(is_one_of_several: bool) {
+    let usual = if is_one_of_several { "warn,plica_comm=off" } else { "warn" };
     let filter = tracing_subscriber::EnvFilter::try_from_env("PLICA_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(usual));
     let colours = std::io::stderr().is_terminal();
     tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).init();
 }
@@ -139,7 +141,10 @@ fn surroundings(arguments: &Arguments) -> anyhow::Result<Surroundings> {
         (typed, _) => typed,
     };
     let seat = read_environment(variable);
-    let speaks = seat.as_ref().ok().and_then(Option::as_ref).is_none_or(|seat| seat.rank == 0);
+    let watch = variable(launch::WATCH);
+    // A launcher that asks for a stop says so itself, and an mpirun that ends its processes asks for none.
+    let speaks =
+        watch.is_none() && seat.as_ref().ok().and_then(Option::as_ref).is_none_or(|seat| seat.rank == 0);
     // The flag must outlive the handler, which lives as long as the process.
     let stop: &'static AtomicBool = Box::leak(Box::default());
     ctrlc::set_handler(move || {
@@ -150,7 +155,7 @@ fn surroundings(arguments: &Arguments) -> anyhow::Result<Surroundings> {
             eprintln!("\nstopping after this step, with a checkpoint; again to stop at once");
         }
     })?;
-    if let Some(address) = variable(launch::WATCH) {
+    if let Some(address) = watch {
         launch::follow(&address, stop)?;
     }
     Ok(Surroundings {

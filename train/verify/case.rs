@@ -42,6 +42,11 @@ impl Case {
         self.layout.world()
     }
 
+    /// Whether its ranks read each other's memory, which processes cannot.
+    pub fn shares_memory(&self) -> bool {
+        self.settings().iter().any(|setting| setting == "moe.dispatcher=direct")
+    }
+
     /// The layout in words.
     pub fn layout_text(&self) -> String {
         layout_text(&self.layout)

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use plica_comm::launch::{LaunchOptions, run_ranks};
+use plica_comm::launch::{Backend, LaunchOptions, run_on, run_ranks};
 use plica_comm::{Purpose, RankContext, Reduce};
 use plica_dense::param::{Held, Piece};
 use plica_dense::{ParamId, Params, Trainable};
@@ -56,6 +56,19 @@ impl Worst {
         [self.loss, self.norm, self.grad, self.weight].into_iter().fold(0.0, f64::max)
     }
 
+    /// For another process; JSON has no infinity.
+    fn to_bytes(&self) -> Vec<u8> {
+        let numbers = [self.loss, self.norm, self.grad, self.weight];
+        numbers.iter().flat_map(|x| x.to_le_bytes()).chain(self.place.bytes()).collect()
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Worst> {
+        let (numbers, place) = bytes.split_at_checked(32)?;
+        let number = |i: usize| Some(f64::from_le_bytes(numbers[8 * i..][..8].try_into().ok()?));
+        let place = String::from_utf8(place.to_vec()).ok()?;
+        Some(Worst { loss: number(0)?, norm: number(1)?, grad: number(2)?, weight: number(3)?, place })
+    }
+
     fn merge(&mut self, other: &Worst) {
         if other.grad.max(other.weight) > self.grad.max(self.weight) {
             self.place = other.place.clone();
@@ -96,9 +109,9 @@ pub fn reference(case: &Case) -> anyhow::Result<Reference> {
 ///
 /// # Errors
 /// The run failed; the first cause with its rank.
-pub fn run_case(case: &Case, reference: &Reference) -> anyhow::Result<Worst> {
+pub fn run_case(backend: &Backend, case: &Case, reference: &Reference) -> anyhow::Result<Worst> {
     let config = config(&case.settings())?;
-    let results = run_ranks(case.world(), options(), |context| {
+    let results = run_on(backend, case.world(), options(), |context| {
         let mut worst = Worst::default();
         steps::<f64>(context, &config, |engine, step, loss, norm| {
             worst.loss = worst.loss.max(relative(&[loss], &[reference.losses[step]], 0.0));
@@ -129,21 +142,32 @@ pub fn run_case(case: &Case, reference: &Reference) -> anyhow::Result<Worst> {
         })?;
         anyhow::Ok(worst)
     })?;
-    let mut all = Worst::default();
-    results.iter().for_each(|worst| all.merge(worst));
-    Ok(all)
+    gathered(backend, &results)
+}
+
+/// The worst of all ranks, the same on every process.
+fn gathered(backend: &Backend, own: &[Worst]) -> anyhow::Result<Worst> {
+    let mut worst = Worst::default();
+    own.iter().for_each(|other| worst.merge(other));
+    let Backend::Processes(processes) = backend else { return Ok(worst) };
+    let all = processes.exchange("worst differences", &worst.to_bytes(), options().deadline)?;
+    let mut worst = Worst::default();
+    for bytes in &all {
+        worst.merge(&Worst::from_bytes(bytes).ok_or_else(|| anyhow::anyhow!("differences that are none"))?);
+    }
+    Ok(worst)
 }
 
 /// Runs a case two times in f32: no difference, or an infinite one with the first tensor whose bits differ.
 ///
 /// # Errors
 /// A run failed; the first cause with its rank.
-pub fn run_twice(case: &Case) -> anyhow::Result<Worst> {
+pub fn run_twice(backend: &Backend, case: &Case) -> anyhow::Result<Worst> {
     let mut settings = case.settings();
     settings.push("train.precision=f32".into());
     let config = config(&settings)?;
     let bits = || {
-        let ranks = run_ranks(case.world(), options(), |context| {
+        let ranks = run_on(backend, case.world(), options(), |context| {
             let mut bits: Vec<(String, Vec<u64>)> = Vec::new();
             steps::<f32>(context, &config, |engine, step, loss, norm| {
                 bits.push((
@@ -167,13 +191,14 @@ pub fn run_twice(case: &Case) -> anyhow::Result<Worst> {
     };
     let (first, second) = (bits()?, bits()?);
     let differs = first.iter().zip(&second).find(|(a, b)| a != b).map(|((name, _), _)| name.clone());
-    Ok(match differs {
+    let own = match differs {
         None if first.len() == second.len() => Worst::default(),
         place => {
             let place = format!("other bits in {}", place.unwrap_or_default());
             Worst { weight: f64::INFINITY, place, ..Worst::default() }
         }
-    })
+    };
+    gathered(backend, &[own])
 }
 
 fn config(settings: &[String]) -> anyhow::Result<Config> {

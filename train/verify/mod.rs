@@ -19,6 +19,7 @@ mod tests;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use plica_comm::launch::Backend;
 use serde::Serialize;
 
 pub use batch::{VerifyBatch, batch};
@@ -71,22 +72,22 @@ struct References {
 
 impl References {
     /// Runs a case and compares it.
-    fn run(&mut self, case: &Case) -> anyhow::Result<Worst> {
+    fn run(&mut self, backend: &Backend, case: &Case) -> anyhow::Result<Worst> {
         if case.kind == Kind::Twice {
-            return run_twice(case);
+            return run_twice(backend, case);
         }
         let made = self
             .made
             .entry(case.mathematics())
             .or_insert_with(|| reference(case).map_err(|e| format!("on one rank: {e:#}")));
         match made {
-            Ok(made) => run_case(case, made),
+            Ok(made) => run_case(backend, case, made),
             Err(text) => Err(anyhow::anyhow!("{text}")),
         }
     }
 
     fn fails(&mut self, case: &Case) -> bool {
-        self.run(case).map_or(true, |worst| worst.max() > TOLERANCE)
+        self.run(&Backend::Threads, case).map_or(true, |worst| worst.max() > TOLERANCE)
     }
 }
 
@@ -95,13 +96,25 @@ fn command(case: &Case) -> String {
     format!("plica verify --case '{}'", case.name())
 }
 
-/// Runs the cases in turn; `progress` hears of each when it is done.
-pub fn verify(cases: &[Case], mut progress: impl FnMut(&Outcome)) -> Vec<Outcome> {
+/// Those of the cases that so many processes can run, one rank each: no rank reads another's memory, and there are not
+/// more ranks than processes.
+pub fn over_processes(cases: &[Case], processes: usize) -> Vec<Case> {
+    cases.iter().filter(|case| !case.shares_memory() && case.world() <= processes).cloned().collect()
+}
+
+/// Runs the cases in turn in this process; `progress` hears of each when it is done.
+pub fn verify(cases: &[Case], progress: impl FnMut(&Outcome)) -> Vec<Outcome> {
+    verify_on(&Backend::Threads, cases, progress)
+}
+
+/// Runs the cases in turn; `progress` hears of each when it is done. Over processes all call it with the same cases, get
+/// the same outcomes, and failures are not made simple.
+pub fn verify_on(backend: &Backend, cases: &[Case], mut progress: impl FnMut(&Outcome)) -> Vec<Outcome> {
     let mut references = References::default();
     let mut outcomes = Vec::with_capacity(cases.len());
     let mut failures = 0;
     for case in cases {
-        let result = references.run(case);
+        let result = references.run(backend, case);
         let rule = case.rule().name;
         let group = match case.kind {
             Kind::Twice => "the same bits twice".to_string(),
@@ -119,7 +132,7 @@ pub fn verify(cases: &[Case], mut progress: impl FnMut(&Outcome)) -> Vec<Outcome
         if !outcome.passed() {
             outcome.settings = case.settings();
             failures += 1;
-            if failures <= SHRUNK {
+            if failures <= SHRUNK && matches!(backend, Backend::Threads) {
                 let started = Instant::now();
                 let in_time = |case: &Case| started.elapsed() < SHRINK_TIME && references.fails(case);
                 outcome.command = command(&shrink::shrink(case.clone(), in_time));

@@ -30,6 +30,7 @@ pub(super) const WATCH: &str = "PLICA_WATCH";
 const MOST: usize = 256;
 
 /// What a build without MPI says.
+#[cfg(not(feature = "mpi"))]
 pub(super) const NO_MPI: &str = "this plica was built without MPI: build it with `cargo build --release --features mpi` \
                                  (OpenMPI or MPICH with headers, and libclang), or use --over tcp";
 
@@ -75,7 +76,8 @@ impl Launch {
         }
         let deadline = surroundings.deadline.map(|limit| limit.as_secs().to_string());
         let given = deadline.map_or(Vec::new(), |seconds| vec!["--deadline".into(), seconds.into()]);
-        start(surroundings, self.nproc, given.into_iter().chain(self.command).collect())
+        let over = surroundings.over.unwrap_or(if HAS_MPI { Over::Mpi } else { Over::Tcp });
+        start(surroundings, over, self.nproc, given.into_iter().chain(self.command).collect())
     }
 }
 
@@ -85,6 +87,7 @@ impl Launch {
 /// Nothing could be started.
 pub(super) fn start(
     surroundings: &Surroundings,
+    over: Over,
     count: usize,
     arguments: Vec<OsString>,
 ) -> anyhow::Result<ExitCode> {
@@ -97,7 +100,6 @@ pub(super) fn start(
             seat.source.name()
         );
     }
-    let over = surroundings.over.unwrap_or(if HAS_MPI { Over::Mpi } else { Over::Tcp });
     let watch = Watch::new()?;
     let job = Job { executable: std::env::current_exe()?, arguments, count, over, watch: &watch };
     let output = Output::default();

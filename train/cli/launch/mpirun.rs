@@ -54,7 +54,7 @@ impl MpiRun {
         let count = count.to_string();
         let flags: &[&str] = match self.family {
             // Without a place each process may use every core; the ranks' threads are few enough.
-            Family::OpenMpi => &["--oversubscribe", "--bind-to", "none", "--quiet", "-n", &count],
+            Family::OpenMpi => &["--oversubscribe", "--bind-to", "none", "-n", &count],
             Family::Mpich => &["-bind-to", "none", "-n", &count],
         };
         flags.iter().map(OsString::from).collect()
@@ -72,9 +72,16 @@ impl MpiRun {
     }
 }
 
-/// The version of the MPI library in this program; none in a build without one.
-fn library() -> Option<String> {
-    None
+/// The version of the MPI library in this program.
+#[cfg(feature = "mpi")]
+fn library() -> anyhow::Result<String> {
+    Ok(plica_comm::mpi::library_version()?)
+}
+
+/// There is none.
+#[cfg(not(feature = "mpi"))]
+fn library() -> anyhow::Result<String> {
+    anyhow::bail!(super::NO_MPI)
 }
 
 /// Finds the launcher of the library in this program.
@@ -82,7 +89,7 @@ fn library() -> Option<String> {
 /// # Errors
 /// A build without MPI, a library of another family, or no launcher of that family.
 pub(super) fn find() -> anyhow::Result<MpiRun> {
-    let Some(library) = library() else { anyhow::bail!(super::NO_MPI) };
+    let library = library()?;
     let family = Family::of(&library).ok_or_else(|| {
         anyhow::anyhow!(
             "the MPI library says {library:?}, of which the launcher is not known: start with your own mpirun"

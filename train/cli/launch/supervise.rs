@@ -13,9 +13,9 @@ use super::watch::Watch;
 /// How often the launcher looks.
 const LOOK: Duration = Duration::from_millis(20);
 /// How long the others have to say their part after one has failed.
-const GRACE: Duration = Duration::from_secs(5);
+const GRACE: Duration = Duration::from_secs(3);
 /// How long they have to end when they are told to, before they are killed.
-const LAST: Duration = Duration::from_secs(2);
+const LAST: Duration = Duration::from_secs(1);
 
 /// A process that was started.
 pub(super) struct Started {
@@ -42,40 +42,47 @@ impl Started {
         }
         self.ended.is_none()
     }
+
+    fn who(&self) -> String {
+        self.rank.map_or("mpirun".to_string(), |rank| format!("rank {rank}"))
+    }
+
+    /// Kills one that does not end.
+    fn kill(&mut self, output: &Output) {
+        output.error(&format!("{} did not end and was killed", self.who()));
+        // It may have ended by itself since.
+        drop(self.child.kill());
+        self.ended = self.child.wait().ok();
+    }
 }
 
-/// Waits for all; the exit code of the job.
+/// Waits for all; the exit code of the job: that of the first process that failed, of one that was killed before others.
 pub(super) fn stay(mut all: Vec<Started>, watch: &Watch, output: Output, stop: &AtomicBool) -> ExitCode {
-    let mut failed: Option<(Instant, u8)> = None;
+    let mut failed: Option<Instant> = None;
+    let mut codes: Vec<(bool, u8)> = Vec::new();
     let mut told = false;
     loop {
-        let running = all.iter_mut().filter_map(|one| one.is_running().then_some(())).count();
-        if failed.is_none()
-            && let Some((code, text)) = all.iter().find_map(failure)
-        {
-            failed = Some((Instant::now(), code));
-            text.iter().for_each(|text| output.error(text));
+        for one in &mut all {
+            if one.ended.is_none() && !one.is_running() {
+                codes.extend(failure(one, &output));
+            }
         }
-        if running == 0 {
+        if !codes.is_empty() {
+            failed.get_or_insert_with(Instant::now);
+        }
+        if all.iter().all(|one| one.ended.is_some()) {
             break;
         }
         if stop.load(Ordering::Relaxed) && !told {
             told = true;
             watch.stop();
         }
-        let since = failed.map_or(Duration::ZERO, |(at, _)| at.elapsed());
+        let since = failed.map_or(Duration::ZERO, |at| at.elapsed());
         if since > GRACE {
             watch.end();
         }
         if since > GRACE + LAST {
-            for one in all.iter_mut().filter(|one| one.ended.is_none()) {
-                if let Some(rank) = one.rank {
-                    output.error(&format!("rank {rank} did not end and was killed"));
-                }
-                // It may have ended by itself since.
-                drop(one.child.kill());
-                drop(one.child.wait().map(|status| one.ended = Some(status)));
-            }
+            all.iter_mut().filter(|one| one.ended.is_none()).for_each(|one| one.kill(&output));
         }
         std::thread::sleep(LOOK);
     }
@@ -84,17 +91,18 @@ pub(super) fn stay(mut all: Vec<Started>, watch: &Watch, output: Output, stop: &
         drop(words.join());
     }
     output.finish();
-    failed.map_or(ExitCode::SUCCESS, |(_, code)| ExitCode::from(code))
+    let worst = codes.iter().find(|(killed, _)| *killed).or(codes.first());
+    worst.map_or(ExitCode::SUCCESS, |(_, code)| ExitCode::from(*code))
 }
 
-/// Exit code of a process that has failed, and what the launcher says of it where it could not speak itself.
-fn failure(one: &Started) -> Option<(u8, Option<String>)> {
+/// Whether a process that has ended was killed, and its exit code; none where all is well. The launcher says what a killed
+/// one could not.
+fn failure(one: &Started, output: &Output) -> Option<(bool, u8)> {
     let status = one.ended.filter(|status| !status.success())?;
-    let code = status.code().map(|code| u8::try_from(code).unwrap_or(1));
-    let signal = signal_of(&status);
-    let who = one.rank.map_or("mpirun".to_string(), |rank| format!("rank {rank}"));
-    let text = signal.map(|signal| format!("{who} was ended by signal {signal}{}", name_of(signal)));
-    Some((code.or(signal.and_then(|s| u8::try_from(128 + s).ok())).unwrap_or(1), text))
+    let small = |code: i32| u8::try_from(code).unwrap_or(1);
+    let Some(signal) = signal_of(&status) else { return Some((false, status.code().map_or(1, small))) };
+    output.error(&format!("{} was ended by signal {signal}{}", one.who(), name_of(signal)));
+    Some((true, small(128 + signal)))
 }
 
 #[cfg(unix)]
