@@ -101,10 +101,7 @@ fn numbers(run: &Path) -> Vec<(u64, u64, Option<u64>, u64)> {
     let text = std::fs::read_to_string(run.join("metrics.jsonl")).expect("metrics");
     let records = read_records(&text).expect("records");
     let bits = |x: f64| x.to_bits();
-    records
-        .iter()
-        .map(|r| (r.step, bits(r.loss), r.validation_loss.map(bits), bits(r.grad_norm)))
-        .collect()
+    records.iter().map(|r| (r.step, bits(r.loss), r.validation_loss.map(bits), bits(r.grad_norm))).collect()
 }
 
 #[test]
@@ -124,7 +121,7 @@ fn four_processes_write_the_same_bytes_as_four_threads_and_write_them_once() {
         assert_eq!(files(&here), files(&there), "the same files, no others");
         for step in ["step-00000002", "step-00000004"] {
             let checkpoint = Path::new("checkpoints").join(step);
-            assert!(same_files(&there.join(&checkpoint), &here.join(&checkpoint)), "{over} {step}");
+            same_files(&there.join(&checkpoint), &here.join(&checkpoint));
         }
         assert_eq!(numbers(&here), numbers(&there), "{over}");
         // A resume over processes, of what threads have written, is the straight run.
@@ -133,10 +130,11 @@ fn four_processes_write_the_same_bytes_as_four_threads_and_write_them_once() {
         let resumed = format!("run.dir=resumed-{over}");
         expect(plica(path).args(resume).args(from).arg(&resumed).args(&SMALL[2..]), 0);
         let last = |run: &str| path.join(run).join("checkpoints/step-00000004");
-        assert!(same_files(&last("threads"), &last(&format!("resumed-{over}"))), "{over}");
+        same_files(&last("threads"), &last(&format!("resumed-{over}")));
     }
     let allowed = |name: &str| {
-        name == "text" || ["threads", "tcp", "mpi", "resumed-tcp", "resumed-mpi"].iter().any(|r| name.starts_with(r))
+        name == "text"
+            || ["threads", "tcp", "mpi", "resumed-tcp", "resumed-mpi"].iter().any(|r| name.starts_with(r))
     };
     assert!(files(path).iter().all(|file| allowed(&file.to_string_lossy())), "{:?}", files(path));
 }
@@ -146,12 +144,18 @@ fn mistakes_are_told_once() {
     let folder = folder("launch-mistakes");
     let path = folder.path();
     let launch = |count: &str, arguments: &[&str], code: i32| {
-        let (out, err) = expect(plica(path).args(["launch", "--over", "tcp", "--nproc", count, "--"]).args(arguments), code);
+        let (out, err) = expect(
+            plica(path).args(["launch", "--over", "tcp", "--nproc", count, "--"]).args(arguments),
+            code,
+        );
         assert_eq!(out, "");
         err
     };
     let err = launch("3", &["pretrain", "--preset", "tinny"], 1);
-    contains(&err, &["error: rank 0: ", "did you mean tiny?", "ranks 1, 2: stopped, because rank 0 failed first"]);
+    contains(
+        &err,
+        &["error: rank 0: ", "did you mean tiny?", "ranks 1, 2: stopped, because rank 0 failed first"],
+    );
     assert_eq!(err.matches("error: ").count(), 1, "{err}");
     assert!(err.starts_with("error: rank 0"), "the cause comes first: {err}");
     let err = launch("3", &["pretrain", "--presett", "tiny"], 2);
@@ -168,7 +172,12 @@ fn mistakes_are_told_once() {
 }
 
 /// Starts the ranks of a world by hand, as torchrun does; `more` are arguments of one rank.
-fn by_hand(folder: &Path, world: usize, present: &[usize], more: &dyn Fn(usize) -> Vec<String>) -> Vec<Output> {
+fn by_hand(
+    folder: &Path,
+    world: usize,
+    present: &[usize],
+    more: &dyn Fn(usize) -> Vec<String>,
+) -> Vec<Output> {
     let port = free_port().expect("a port").to_string();
     let start = |rank: &usize| -> Child {
         let mut command = plica(folder);
@@ -192,7 +201,9 @@ fn a_rank_with_another_configuration_is_named_with_what_differs() {
     for (rank, output) in outputs.iter().enumerate() {
         assert_eq!(output.status.code(), Some(1), "rank {rank}: {}", text(&output.stderr));
         let expected = match rank {
-            2 => "error: rank 2: the configuration of rank 2 is not that of rank(s) 0, 1, 3: train.lr = 0.002 on rank 2, 0.001",
+            2 => {
+                "error: rank 2: the configuration of rank 2 is not that of rank(s) 0, 1, 3: train.lr = 0.002 on rank 2, 0.001"
+            }
             _ => "stopped, because rank 2 failed first",
         };
         contains(&text(&output.stderr), &[expected]);
@@ -266,7 +277,14 @@ fn verify_between_processes_compares_with_one_rank() {
     for over in OVER {
         let arguments = ["verify", "--world", "2", "--over", over, "--filter", "tp1 dp2 | etp1 ep2"];
         let (out, err) = expect(plica(folder.path()).args(arguments), 0);
-        contains(&out, &[&format!("cases over 2 processes ({over})"), "whose ranks read each other's memory", "agree with one rank"]);
+        contains(
+            &out,
+            &[
+                &format!("cases over 2 processes ({over})"),
+                "whose ranks read each other's memory",
+                "agree with one rank",
+            ],
+        );
         assert_eq!(err, "");
     }
 }
