@@ -23,6 +23,8 @@ mod overlap;
 mod pipeline;
 mod pipeline_random;
 mod pipeline_runs;
+mod process_faults;
+mod processes;
 mod resume;
 mod runs;
 mod saved_bytes;

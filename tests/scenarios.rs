@@ -68,6 +68,7 @@ const INDEX: &[(&str, &str, &[&str])] = &[
     ("S14", "crates/moe", &["s14_all_tokens_on_one_rank", "s14_a_rank_without_tokens_owns_all_the_work"]),
     ("S15", "crates/dispatch", &["s15a_capacity_with_unequal_tokens", "s15b_count_exchange"]),
     ("S15", "crates/dispatch", &["s15c_wrong_row_counts_are_refused"]),
+    ("S14", "crates/comm", &["s14_b"]),
     ("S15", "crates/comm", &["s15_b", "s15_c"]),
     ("S15", "tests", &["s15a_five_and_three_tokens_have_capacities_3_and_2"]),
     (
@@ -130,6 +131,8 @@ const INDEX: &[(&str, &str, &[&str])] = &[
     ("S26", "tests", &["s26_a_full_disk_names_path_and_bytes_and_keeps_the_previous_checkpoint"]),
     ("S26", "tests", &["s26_a_file_that_cannot_be_written_is_an_error_with_path_and_bytes"]),
     ("S26", "tests", &["s26_saving_a_step_again_never_leaves_a_moment_without_it"]),
+    ("S26", "tests", &["s26_killed_at_twenty_random_moments_a_run_has_never_stopped"]),
+    ("S27", "tests", &["s27_a_resume_round_a_step_that_was_left_out_has_never_stopped"]),
     ("S27", "tests", &["s27_straight_is_two_parts_on_one_rank", "s27_straight_is_two_parts_on_folded_ranks"]),
     ("S27", "tests", &["s27_an_older_checkpoint_of_the_run_is_continued_as_if_the_rest_had_not_been"]),
     ("S28", "train", &["s28_counts_are_exact", "s28_more_tokens_than_31_bits", "s28_counts_beyond_32_bits"]),

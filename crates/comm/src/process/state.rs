@@ -320,7 +320,8 @@ impl State {
         if self.run.first.is_some() || !self.run.is_on {
             return;
         }
-        tracing::error!(rank, cause, "a rank failed, the run ends");
+        // Told once, at the end, by one rank.
+        tracing::info!(rank, cause, "a rank failed, the run ends");
         let first = First { rank, at_ns: now_ns(), cause: cause.to_string() };
         self.run.first = Some(first.clone());
         self.tell_all(&Message::Abort { run: self.run.number, first });

@@ -162,7 +162,8 @@ impl Started for RecordedStarted {
             Err(error) => {
                 self.close(FlightState::Failed(error.to_string()), 0, Some(entered), None);
                 if matches!(error, CommError::Deadline { .. }) {
-                    tracing::error!("{}", self.recorder.dump());
+                    // Long; whoever wants it asks for it: the cause comes first.
+                    tracing::info!("{}", self.recorder.dump());
                 }
             }
         }
