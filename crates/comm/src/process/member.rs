@@ -16,8 +16,8 @@ use super::state::{SlotId, State};
 use super::transport::{Landing, ReceiveBytes, SendBytes};
 use super::{Engine, lock};
 
-/// How long the others have to say what they are doing, once a deadline has passed.
-const ANSWER_WITHIN: Duration = Duration::from_secs(3);
+/// How long the others have to say what they are doing, once they are asked.
+pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(3);
 /// Bytes that are copied between two looks at the transport.
 const COPY_BYTES: usize = 1 << 20;
 

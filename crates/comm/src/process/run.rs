@@ -10,13 +10,15 @@ use crate::record::Recorder;
 use crate::suite::{Launcher, Program};
 
 use super::end::{First, Outcome, collect};
-use super::member::{Patience, ProcessCommunicator};
+use super::member::{ANSWER_WITHIN, Patience, ProcessCommunicator};
 use super::message::Message;
 use super::pause::Pause;
 use super::{Engine, Processes, lock};
 
 /// How long a rank looks again without giving the core away, where every rank has a core.
 const SPIN: Duration = Duration::from_micros(50);
+/// How long after a failure the ranks that have not ended are asked whether they are there.
+const ASK_AFTER: Duration = Duration::from_secs(2);
 /// Looks for the end of other ranks, once they are late.
 const LOOK_FOR_THE_END: Duration = Duration::from_millis(2);
 
@@ -106,15 +108,25 @@ fn tell_end<R>(engine: &Engine, result: Result<R, Cause>) -> Own<R> {
     Own { value, cause }
 }
 
-/// Waits until every rank has told its end, or is gone, or a failed run is over its time.
+/// Waits until every rank has told its end. In a failed run, not for those that are gone or do not answer, and
+/// for no longer than `limit`.
 fn wait_for_all(engine: &Engine, limit: Duration) -> (Vec<Option<Outcome>>, Option<First>) {
     let mut pause = Pause::new(Duration::ZERO);
     let mut failed_since: Option<Instant> = None;
     let mut quiet_since = Instant::now();
+    let mut asked: Option<Instant> = None;
     loop {
         let mut state = lock(&engine.state);
         let moved = state.progress();
-        let over = |rank: usize| state.run.outcomes[rank].is_some() || state.gone[rank];
+        if asked.is_none() && failed_since.is_some_and(|since| since.elapsed() > ASK_AFTER) {
+            state.ask();
+            asked = Some(Instant::now());
+        }
+        let is_answered = asked.is_some_and(|at| at.elapsed() > ANSWER_WITHIN);
+        let over = |rank: usize| {
+            let is_silent = is_answered && state.run.answers[rank].is_none();
+            state.run.outcomes[rank].is_some() || state.gone[rank] || is_silent
+        };
         let all_over =
             (0..state.run.world).all(over) && (state.run.first.is_some() || !state.run.serves_others());
         if state.run.first.is_some() {
@@ -143,7 +155,8 @@ fn finish<R>(
     own: Option<Own<R>>,
     (outcomes, known): (Vec<Option<Outcome>>, Option<First>),
 ) -> Result<Vec<R>, LaunchError> {
-    let result = collect(outcomes, known, "did not tell how it ended");
+    let result =
+        collect(outcomes, known, "does not answer: its process is stopped or cut off, or still computes");
     match (result, own) {
         (Ok(()), own) => Ok(own.and_then(|own| own.value).into_iter().collect()),
         (Err(mut error), Some(Own { cause: Some(cause), .. })) if error.rank == engine.rank => {

@@ -147,6 +147,37 @@ fn a_deadline_names_the_ranks_that_do_not_answer() {
 }
 
 #[test]
+fn a_stopped_process_does_not_hold_up_the_end_of_a_failed_run() {
+    let told = std::sync::atomic::AtomicUsize::new(0);
+    let results = job(3, AT_ONCE, 16 * 1024, |processes, network| {
+        let started = Instant::now();
+        let result =
+            processes.run(3, LaunchOptions::default(), |ctx| -> Result<(), crate::launch::BoxError> {
+                sum(&ctx, 5)?;
+                if ctx.rank == 1 {
+                    network.stop(1, true);
+                    while told.load(std::sync::atomic::Ordering::SeqCst) < 2
+                        && started.elapsed() < Duration::from_secs(100)
+                    {
+                        std::thread::sleep(Duration::from_millis(10));
+                    }
+                    network.stop(1, false);
+                    return Ok(());
+                }
+                if ctx.rank == 0 { Err("disk is full".into()) } else { Ok(sum(&ctx, 5).map(drop)?) }
+            });
+        told.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        (result.expect_err("rank 0 fails"), started.elapsed())
+    });
+    for (rank, (error, elapsed)) in results.into_iter().enumerate() {
+        assert_eq!(error.to_string(), "rank 0: disk is full");
+        let stopped = |(rank, text): &(usize, String)| *rank == 1 && text.contains("does not answer");
+        assert!(rank == 1 || error.consequences.iter().any(stopped), "{error:?}");
+        assert!(elapsed < Duration::from_secs(60), "told after {elapsed:?}");
+    }
+}
+
+#[test]
 fn given_up_operations_serve_the_others_while_their_rank_computes() {
     // Rank 0 starts, gives up, and computes: the others' large sum must not wait for its next operation.
     let finished = std::sync::atomic::AtomicUsize::new(0);
