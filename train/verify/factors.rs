@@ -34,6 +34,8 @@ pub const SCHEDULE: usize = 1;
 pub const ENDS: &str = "1f1b-ends";
 /// Place of the sequence length.
 pub const LENGTH: usize = 6;
+/// Place of the overlap.
+pub const OVERLAP: usize = 7;
 
 const fn value(word: &'static str, settings: &'static [&'static str], fits: fn(&Layout) -> bool) -> Value {
     Value { word, settings, fits }

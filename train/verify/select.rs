@@ -10,7 +10,7 @@ use plica_folding::layout::{Layout, LayoutSpec};
 use plica_folding::search::{Limits, enumerate};
 
 use super::case::{Case, Kind, divides};
-use super::factors::{self, Choices, FACTORS, LENGTH, SHARDING, STAGES};
+use super::factors::{self, Choices, FACTORS, LENGTH, OVERLAP, SHARDING, STAGES};
 use super::pairwise::{Space, covering};
 use super::rules::{Named, RULES, Rule};
 
@@ -121,12 +121,13 @@ fn pairs(layouts: &[Layout]) -> PlainRows {
     rows.iter().map(|row| (row[0], std::array::from_fn(|factor| row[factor + 1]))).collect()
 }
 
-/// Every combination of the plain rule: of the sharding its stages, of the lengths each in turn.
+/// Every combination of the plain rule: of the sharding its stages, of the lengths each in turn, and each fifth
+/// without overlap.
 fn product(layouts: &[Layout]) -> PlainRows {
     let mut rows = PlainRows::new();
     for (index, layout) in layouts.iter().enumerate() {
         let mut all: Vec<Choices> = vec![factors::defaults(layout)];
-        for factor in (0..FACTORS.len()).filter(|factor| *factor != LENGTH) {
+        for factor in (0..FACTORS.len()).filter(|factor| ![LENGTH, OVERLAP].contains(factor)) {
             let stages = |value: &usize| factor != SHARDING || *value < STAGES;
             let values: Vec<usize> = factors::fitting(layout, factor).filter(stages).collect();
             let with = |choices: &Choices, value: usize| {
@@ -138,6 +139,9 @@ fn product(layouts: &[Layout]) -> PlainRows {
         }
         for mut choices in all {
             choices[LENGTH] = rows.len() % FACTORS[LENGTH].values.len();
+            if rows.len().is_multiple_of(5) {
+                choices[OVERLAP] = factors::fitting(layout, OVERLAP).last().expect("a value fits");
+            }
             rows.insert((index, choices));
         }
     }

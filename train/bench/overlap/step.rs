@@ -72,12 +72,17 @@ impl Part {
     }
 }
 
-pub(super) fn measure(bench: &OverlapBench, part: Part, cargo_home: &Path) -> anyhow::Result<Measured> {
+/// Without and with overlap.
+fn configs(part: Part) -> anyhow::Result<[Config; 2]> {
     let config = |overlap: &str| {
         let sets: Vec<String> = part.sets().iter().chain([&overlap]).map(|set| set.to_string()).collect();
         Config::from_sources(None, Some(BASE), &sets)
     };
-    let configs = [config("train.overlap=false")?, config("train.overlap=true")?];
+    Ok([config("train.overlap=false")?, config("train.overlap=true")?])
+}
+
+pub(super) fn measure(bench: &OverlapBench, part: Part, cargo_home: &Path) -> anyhow::Result<Measured> {
+    let configs = configs(part)?;
     let data = Data::load(&configs[0].data, cargo_home)?;
     let ranks = run_ranks(2, bench.launch(part), |context| rank(&context, bench, part, &configs, &data))?;
     let setting = format!("{}, f32", part.text());
@@ -158,4 +163,19 @@ fn one_step(
     context.world.barrier(Purpose::Control)?;
     let seconds = started.elapsed().as_secs_f64();
     Ok(Times { seconds, travel: bench.travel(&engine.recorder.take_trace(), part), arithmetic })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_is_two_ranks_that_differ_in_overlap_alone() {
+        for part in Part::ALL.into_iter().filter(|part| *part != Part::Layer) {
+            let [off, on] = configs(part).unwrap_or_else(|error| panic!("{part:?}: {error}"));
+            assert_eq!((off.layout.world(), &off.layout), (2, &on.layout));
+            assert!(!off.shard.overlap.is_on() && on.shard.overlap.is_on());
+            assert_eq!(off.train.micro_batches, if part == Part::Pair { MICRO_BATCHES } else { 1 });
+        }
+    }
 }
