@@ -1,4 +1,4 @@
-//! Ranks as processes. Every process has an [`Engine`] over a [`Transport`]; the engines of a job speak one
+//! Ranks as processes. Every process has an engine over a [`Transport`]; the engines of a job speak one
 //! protocol (`docs/processes.md`), whatever moves their bytes. All parties of an operation send each other
 //! envelopes; when all are here each party comes to the same verdict by itself, and only then do bytes move,
 //! from the input's memory to the output's. Sums run in rank order in the accumulator: the bits are those of
