@@ -39,6 +39,9 @@ pub(super) struct Verify {
     /// Only cases whose name contains this text, e.g. "direct", "tp2", "trap".
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
+    /// Only every K-th case: a selection spread over all of them.
+    #[arg(long, default_value_t = 1, value_name = "K", value_parser = clap::value_parser!(u32).range(1..))]
+    every: u32,
     /// Every combination, and every trap on every layout (hours).
     #[arg(long)]
     all: bool,
@@ -162,7 +165,7 @@ impl Verify {
             "--world {world}: the number of ranks must be from 1 to 64"
         );
         let filter = Filter { case: self.case.clone(), text: self.filter.clone(), all: self.all };
-        let cases = all_cases(world, &filter);
+        let cases: Vec<Case> = all_cases(world, &filter).into_iter().step_by(self.every as usize).collect();
         match &self.case {
             Some(name) => anyhow::ensure!(
                 !cases.is_empty(),

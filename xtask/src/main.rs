@@ -36,8 +36,13 @@ fn features() -> Result<()> {
     let metadata: serde_json::Value = serde_json::from_slice(&metadata.stdout).context("cargo metadata")?;
     let packages = metadata["packages"].as_array().context("packages")?;
     let root = packages.iter().find(|p| p["name"] == "plica").context("package plica")?;
-    let names: Vec<&String> =
+    let mut names: Vec<&String> =
         root["features"].as_object().context("features")?.keys().filter(|k| *k != "default").collect();
+    let wrapper = std::env::var("MPICC").unwrap_or_else(|_| "mpicc".into());
+    if Command::new(&wrapper).arg("--version").output().is_err() {
+        println!("skipped: features with mpi: no {wrapper}");
+        names.retain(|name| *name != "mpi");
+    }
     for subset in 0..1usize << names.len() {
         let chosen: Vec<&str> =
             names.iter().enumerate().filter(|(i, _)| subset >> i & 1 == 1).map(|(_, n)| n.as_str()).collect();
