@@ -96,7 +96,10 @@ fn named_tests_exist() {
     }
     let code: Vec<String> = sources.iter().map(read).collect();
     let is_test_name = |word: &&str| {
-        word.matches('_').count() >= 3 && word.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+        // Variables of the environment are in capitals.
+        word.matches('_').count() >= 3
+            && word.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+            && word.chars().any(|c| c.is_ascii_lowercase())
     };
     let mut found = Vec::new();
     let mut count = 0;
