@@ -77,7 +77,10 @@ impl Output {
         let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         summary(&mut lines.stopped).iter().for_each(|line| say(line));
         if !lines.has_cause {
-            lines.banners.iter().for_each(|line| say(line));
+            match lines.banners.iter().find_map(|line| killed(line)) {
+                Some(text) => say(&format!("error: {text}")),
+                None => lines.banners.iter().for_each(|line| say(line)),
+            }
         }
     }
 }
@@ -94,6 +97,13 @@ impl Lines {
             (Kind::Other, _) => say(&line),
         }
     }
+}
+
+/// What an mpirun says of a process that was killed, in the words of this launcher.
+fn killed(line: &str) -> Option<String> {
+    let rank = line.split_once("process rank ")?.1.split(' ').next()?;
+    let signal = line.split_once("exited on signal ")?.1.trim_end_matches('.');
+    Some(format!("rank {rank} was ended by signal {signal}"))
 }
 
 /// One line for all ranks that say the same.
@@ -152,6 +162,13 @@ mod tests {
         let rest = |first: usize| format!(": stopped, because rank {first} failed first");
         let mut stopped = vec![(4, rest(3)), (0, rest(3)), (1, rest(2))];
         assert_eq!(summary(&mut stopped), [format!("rank 1{}", rest(2)), format!("ranks 0, 4{}", rest(3))]);
+    }
+
+    #[test]
+    fn a_killed_process_is_named_as_the_launcher_names_it() {
+        let line = "mpirun noticed that process rank 3 with PID 0 on node vm exited on signal 9 (Killed).";
+        assert_eq!(killed(line).as_deref(), Some("rank 3 was ended by signal 9 (Killed)"));
+        assert_eq!(killed("Primary job  terminated normally, but 1 process returned"), None);
     }
 
     #[test]
