@@ -2,8 +2,9 @@
 //!
 //! `cargo run -p xtask -- features` compiles the root package with every set of its features, so that code
 //! behind a feature never rots.
-//! `cargo run -p xtask -- peers PYTHON SCRIPTS [ROUNDS [GROUP]]` times plica and PyTorch on the same step
-//! (docs/benchmarks.md); GROUP is one-rank, two-ranks or sharded, all without it.
+//! `cargo run -p xtask -- peers PYTHON SCRIPTS [ROUNDS [GROUP [OVER]]]` times plica and PyTorch on the same work
+//! (docs/benchmarks.md); GROUP is one-rank, two-ranks, sharded, collectives or layer, all without it; OVER is what
+//! connects plica's processes, tcp or mpi.
 
 mod peers;
 
@@ -21,7 +22,14 @@ fn main() -> Result<()> {
             };
             let rounds = rest.first().map_or(Ok(3), |text| text.parse()).context("ROUNDS is a number")?;
             let group = rest.get(1).cloned();
-            peers::run(&peers::Options { python: python.clone(), scripts: scripts.into(), rounds, group })
+            let over = rest.get(2).cloned().unwrap_or_else(|| "tcp".into());
+            peers::run(&peers::Options {
+                python: python.clone(),
+                scripts: scripts.into(),
+                rounds,
+                group,
+                over,
+            })
         }
         other => bail!("unknown chore {other:?}; known: features, peers"),
     }

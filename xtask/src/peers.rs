@@ -1,6 +1,10 @@
-//! Times plica and PyTorch on the same training step, alternating in one run, and prints ratios of medians. The
+//! Times plica and PyTorch on the same work, alternating in one run, and prints ratios of medians: here a training
+//! step, in the modules below one layer and collectives. The
 //! peers' scripts are not part of this repository; each prints one JSON object a configuration with `tok_s`,
 //! `tok_s_range` and `peak_rss_mib`.
+
+mod collectives;
+mod layer;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,6 +22,8 @@ pub struct Options {
     pub rounds: usize,
     /// Only the comparisons of this name.
     pub group: Option<String>,
+    /// What connects plica's processes: tcp, or mpi (plica is built with it then).
+    pub over: String,
 }
 
 /// One way to do a training step.
@@ -108,17 +114,21 @@ struct Measured {
     rss_mib: f64,
 }
 
+/// Groups of comparisons.
+const GROUPS: [&str; 5] = ["one-rank", "two-ranks", "sharded", "collectives", "layer"];
+
 /// Runs everything and prints a table.
 pub fn run(options: &Options) -> Result<()> {
-    let status = Command::new("cargo").args(["build", "--release", "--locked"]).status()?;
+    let features = if options.over == "mpi" { &["--features", "mpi"][..] } else { &[] };
+    let status = Command::new("cargo").args(["build", "--release", "--locked"]).args(features).status()?;
     if !status.success() {
         bail!("plica does not build");
     }
     let groups = [("one-rank", ONE_RANK), ("two-ranks", TWO_RANKS), ("sharded", TWO_RANKS_SHARDED)];
     if let Some(group) = &options.group
-        && groups.iter().all(|(name, _)| name != group)
+        && !GROUPS.contains(&group.as_str())
     {
-        bail!("unknown group {group:?}; known: one-rank, two-ranks, sharded");
+        bail!("unknown group {group:?}; known: {}", GROUPS.join(", "));
     }
     let wanted = |name: &str| options.group.as_ref().is_none_or(|group| group == name);
     for (_, ways) in groups.into_iter().filter(|(name, _)| wanted(name)) {
@@ -133,7 +143,47 @@ pub fn run(options: &Options) -> Result<()> {
         }
         print_table(ways, &mut all);
     }
+    if wanted("collectives") {
+        collectives::run(options)?;
+    }
+    if wanted("layer") {
+        layer::run(options)?;
+    }
     Ok(())
+}
+
+/// Middle value, and the values in order.
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// The figures of one run of plica.
+fn plica_lines(arguments: &[&str]) -> Result<Vec<Value>> {
+    let json = std::env::temp_dir().join(format!("plica-peers-{}.jsonl", std::process::id()));
+    let run = Command::new("target/release/plica").args(arguments).arg("--json").arg(&json).output()?;
+    if !run.status.success() {
+        bail!("plica {}: {}", arguments.join(" "), String::from_utf8_lossy(&run.stderr));
+    }
+    let text = std::fs::read_to_string(&json)?;
+    std::fs::remove_file(&json)?;
+    text.lines().map(|line| serde_json::from_str(line).with_context(|| line.to_string())).collect()
+}
+
+/// The records of one run of a peer's script.
+fn peer_lines(options: &Options, script: &str, arguments: &[&str]) -> Result<Vec<Value>> {
+    let run = Command::new(&options.python)
+        .arg(Path::new(&options.scripts).join(script))
+        .args(arguments)
+        .output()
+        .with_context(|| script.to_string())?;
+    let text = String::from_utf8_lossy(&run.stdout);
+    let records = text.lines().filter_map(|line| serde_json::from_str(line).ok());
+    let records: Vec<Value> = records.collect();
+    if records.is_empty() {
+        bail!("{script} {}: printed nothing; {}", arguments.join(" "), String::from_utf8_lossy(&run.stderr));
+    }
+    Ok(records)
 }
 
 fn print_table(ways: &[Way], all: &mut [Measured]) {
