@@ -24,6 +24,7 @@ mod pipeline;
 mod pipeline_random;
 mod pipeline_runs;
 mod process_faults;
+mod process_scenarios;
 mod processes;
 mod resume;
 mod runs;

@@ -69,6 +69,8 @@ const INDEX: &[(&str, &str, &[&str])] = &[
     ("S15", "crates/dispatch", &["s15a_capacity_with_unequal_tokens", "s15b_count_exchange"]),
     ("S15", "crates/dispatch", &["s15c_wrong_row_counts_are_refused"]),
     ("S14", "crates/comm", &["s14_b"]),
+    ("S14", "tests", &["s14a_processes_of_which_one_receives_nothing"]),
+    ("S15", "tests", &["s15a_processes_with_unequal_tokens_and_capacities"]),
     ("S15", "crates/comm", &["s15_b", "s15_c"]),
     ("S15", "tests", &["s15a_five_and_three_tokens_have_capacities_3_and_2"]),
     (
