@@ -22,6 +22,14 @@ pub(super) const CASES: &[Case] = &[
     Case { name: "injected failures", run: injected },
 ];
 
+/// Begin of the message of a rank that panics here; its number follows.
+const BROKEN_RULE: &str = "a broken rule on rank ";
+
+/// Whether a panic with this message is one that a case makes, to see it told to all ranks.
+pub(super) fn is_on_purpose(message: &str) -> bool {
+    message.starts_with(BROKEN_RULE) || message.starts_with("injected failure: ")
+}
+
 /// Longest time from a failure until everyone is told.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
 
@@ -176,8 +184,9 @@ fn one_fails(
 }
 
 fn panics(launcher: &dyn Launcher) -> Result<(), BoxError> {
-    let fail = |ctx: &RankContext| -> Result<(), BoxError> { panic!("a broken rule on rank {}", ctx.rank) };
-    let first = |cause: &Cause| matches!(cause, Cause::Panic(text) if text == "a broken rule on rank 3");
+    let fail = |ctx: &RankContext| -> Result<(), BoxError> { panic!("{BROKEN_RULE}{}", ctx.rank) };
+    let expected = format!("{BROKEN_RULE}3");
+    let first = |cause: &Cause| matches!(cause, Cause::Panic(text) if *text == expected);
     one_fails(launcher, LaunchOptions::default(), fail, first)?;
     // With threads of its own, a rank runs on one of them.
     let options = LaunchOptions { threads_per_rank: 2, ..LaunchOptions::default() };

@@ -81,6 +81,12 @@ pub fn run_over(processes: &Processes) -> Vec<(&'static str, Result<(), String>)
     cases().into_iter().map(run).collect()
 }
 
+/// Whether a panic with this message is one that a case makes, to see it told to all ranks: nothing that a person should
+/// be shown.
+pub fn is_on_purpose(message: &str) -> bool {
+    faults::is_on_purpose(message)
+}
+
 /// How long a process waits for the others to end a case.
 const EXCHANGE_WITHIN: Duration = Duration::from_secs(120);
 
