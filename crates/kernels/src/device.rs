@@ -1,10 +1,11 @@
-//! Where tensors live and operations run: the CPU now; a CUDA device joins behind the same handle. A device
-//! carries its threads, its memory ledger and the blocks that it keeps for reuse. Nothing above this crate may
+//! Where tensors live and operations run: the CPU, or a GPU behind the same handle. A device carries its threads, its
+//! memory ledger, the blocks that it keeps for reuse and, where it is one, its [`Gpu`]. Nothing above this crate may
 //! assume that a tensor's memory is the host's.
 
 use std::sync::Arc;
 
 use crate::block::BlockCache;
+use crate::cuda::{Gpu, Runtime};
 use crate::ledger::{BytesByCategory, Ledger};
 use crate::pool::Pool;
 
@@ -13,11 +14,13 @@ use crate::pool::Pool;
 pub enum DeviceKind {
     /// Host memory and CPU threads.
     Cpu,
+    /// Memory and multiprocessors of a GPU (or of its emulator).
+    Cuda,
 }
 
 #[derive(Debug)]
 struct Inner {
-    kind: DeviceKind,
+    gpu: Option<Gpu>,
     pool: Pool,
     ledger: Ledger,
     cache: BlockCache,
@@ -35,17 +38,32 @@ impl Device {
 
     /// A CPU device whose live bytes may not pass `budget_bytes`.
     pub fn cpu_with_budget(threads: usize, budget_bytes: Option<u64>) -> Device {
-        Device(Arc::new(Inner {
-            kind: DeviceKind::Cpu,
-            pool: Pool::new(threads),
-            ledger: Ledger::new(budget_bytes),
-            cache: BlockCache::default(),
-        }))
+        Device::new(None, threads, budget_bytes)
+    }
+
+    /// A GPU whose work `runtime` carries out; `threads` CPU threads do what stays on the host.
+    pub fn with_runtime(runtime: Arc<dyn Runtime>, threads: usize, budget_bytes: Option<u64>) -> Device {
+        Device::new(Some(Gpu::new(runtime)), threads, budget_bytes)
+    }
+
+    fn new(gpu: Option<Gpu>, threads: usize, budget_bytes: Option<u64>) -> Device {
+        let ledger = Ledger::new(budget_bytes);
+        Device(Arc::new(Inner { gpu, pool: Pool::new(threads), ledger, cache: BlockCache::default() }))
     }
 
     /// Kind of hardware.
     pub fn kind(&self) -> DeviceKind {
-        self.0.kind
+        if self.0.gpu.is_some() { DeviceKind::Cuda } else { DeviceKind::Cpu }
+    }
+
+    /// The GPU, where the device is one.
+    pub fn gpu(&self) -> Option<&Gpu> {
+        self.0.gpu.as_ref()
+    }
+
+    /// A device of the host beside this one, with its own ledger: for values on their way to files and people.
+    pub fn host(&self) -> Device {
+        Device::cpu(self.pool().threads())
     }
 
     /// The CPU threads of this device.
@@ -60,12 +78,15 @@ impl Device {
 
     /// Bytes of freed blocks that are kept for the next allocation of their size.
     pub fn reserved_bytes(&self) -> u64 {
-        self.0.cache.bytes()
+        self.gpu().map_or_else(|| self.0.cache.bytes(), |gpu| gpu.runtime().reserved_bytes())
     }
 
     /// Gives the kept blocks back to the operating system.
     pub fn release_reserved(&self) {
-        self.0.cache.clear();
+        match self.gpu() {
+            Some(gpu) => gpu.runtime().release_reserved(),
+            None => self.0.cache.clear(),
+        }
     }
 
     /// Live bytes by category.

@@ -78,6 +78,7 @@ pub trait Real:
     + std::iter::Sum
     + std::fmt::Display
     + crate::ops::fastmath::FastMath
+    + crate::cuda::Parameter
 {
 }
 impl Real for f32 {}

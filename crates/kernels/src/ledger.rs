@@ -151,6 +151,20 @@ pub struct Ledger {
     budget_bytes: Option<u64>,
 }
 
+fn refusal(now: &Snapshot, category: Category, requested_bytes: u64, budget_bytes: u64) -> OutOfMemory {
+    OutOfMemory {
+        requested_bytes,
+        category,
+        live_bytes: now.total_bytes(),
+        budget_bytes,
+        live: now.live,
+        reserved_bytes: 0,
+        largest_reserved_bytes: 0,
+        tensor: String::new(),
+        within: Vec::new(),
+    }
+}
+
 impl Ledger {
     /// A ledger that refuses to let the live bytes grow above `budget_bytes`, if given.
     pub fn new(budget_bytes: Option<u64>) -> Ledger {
@@ -171,17 +185,7 @@ impl Ledger {
         if let Some(budget_bytes) = self.budget_bytes
             && live_bytes + bytes > budget_bytes
         {
-            return Err(Box::new(OutOfMemory {
-                requested_bytes: bytes,
-                category,
-                live_bytes,
-                budget_bytes,
-                live: state.now.live,
-                reserved_bytes: 0,
-                largest_reserved_bytes: 0,
-                tensor: String::new(),
-                within: Vec::new(),
-            }));
+            return Err(Box::new(refusal(&state.now, category, bytes, budget_bytes)));
         }
         state.now.live[category as usize] += bytes;
         state.allocations += 1;
@@ -189,6 +193,11 @@ impl Ledger {
             state.peak = state.now;
         }
         Ok(())
+    }
+
+    /// The error of an allocation that the device itself refused: it has `memory_bytes` in all.
+    pub fn refusal(&self, category: Category, bytes: u64, memory_bytes: u64) -> OutOfMemory {
+        refusal(&self.now(), category, bytes, memory_bytes)
     }
 
     /// Removes `bytes` from what is live.

@@ -3,6 +3,8 @@
 
 pub mod block;
 pub mod check;
+pub mod conformance;
+pub mod cuda;
 pub mod device;
 pub mod dtype;
 pub mod error;

@@ -9,12 +9,21 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use crate::block::Block;
 use crate::device::{Device, DeviceKind};
 use crate::dtype::Element;
-use crate::ledger::Category;
+use crate::ledger::{Category, OutOfMemory};
 use crate::shape::Shape;
+
+/// Where a buffer's elements are.
+#[derive(Debug)]
+enum Memory {
+    /// In host memory, until the buffer is dropped.
+    Host(Option<Block>),
+    /// At this address of the device's GPU.
+    Gpu(u64),
+}
 
 #[derive(Debug)]
 struct Buffer {
-    block: Option<Block>,
+    memory: Memory,
     bytes: u64,
     category: AtomicU8,
     device: Device,
@@ -29,8 +38,16 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         self.device.ledger().remove(self.category(), self.bytes);
-        if let Some(block) = self.block.take() {
-            self.device.cache().put(block);
+        match &mut self.memory {
+            Memory::Host(block) => {
+                if let Some(block) = block.take() {
+                    self.device.cache().put(block);
+                }
+            }
+            Memory::Gpu(address) => {
+                let gpu = self.device.gpu().expect("a device that gave its memory");
+                gpu.runtime().free(*address, self.bytes as usize);
+            }
         }
     }
 }
@@ -51,19 +68,43 @@ impl<T: Element> Tensor<T> {
     pub fn empty(device: &Device, shape: impl Into<Shape>, category: Category) -> Tensor<T> {
         let shape = shape.into();
         let bytes = (shape.len() * size_of::<T>()) as u64;
-        if let Err(mut error) = device.ledger().add(category, bytes) {
+        let named = |mut error: Box<OutOfMemory>| -> ! {
             error.reserved_bytes = device.reserved_bytes();
             error.largest_reserved_bytes = device.cache().largest_bytes();
             error.tensor = format!("{} {:?}", T::DTYPE, shape.dims());
             // Without the panic hook: it would print a payload that it cannot name before the message.
-            std::panic::resume_unwind(error);
+            std::panic::resume_unwind(error)
+        };
+        if let Err(error) = device.ledger().add(category, bytes) {
+            named(error);
         }
-        let block = Some(device.cache().take(bytes as usize));
-        let buffer = Buffer { block, bytes, category: AtomicU8::new(category as u8), device: device.clone() };
+        let memory = match device.gpu() {
+            None => Memory::Host(Some(device.cache().take(bytes as usize))),
+            Some(gpu) => match gpu.runtime().allocate(bytes as usize) {
+                Ok(Some(address)) => Memory::Gpu(address),
+                refused => {
+                    device.ledger().remove(category, bytes);
+                    match refused {
+                        Err(error) => error.unwind(),
+                        Ok(_) => named(Box::new(device.ledger().refusal(
+                            category,
+                            bytes,
+                            gpu.description().memory_bytes,
+                        ))),
+                    }
+                }
+            },
+        };
+        let buffer =
+            Buffer { memory, bytes, category: AtomicU8::new(category as u8), device: device.clone() };
         let mut tensor =
             Tensor { buffer: Arc::new(buffer), offset: 0, shape, element: std::marker::PhantomData };
         if cfg!(debug_assertions) {
-            tensor.data_mut().fill(T::POISON);
+            match device.gpu() {
+                None => tensor.data_mut().fill(T::POISON),
+                // NaN in every float type.
+                Some(gpu) => gpu.fill(tensor.address_mut(), 0xFF, bytes as usize),
+            }
         }
         tensor
     }
@@ -76,7 +117,10 @@ impl<T: Element> Tensor<T> {
     /// A tensor of one value.
     pub fn full(device: &Device, shape: impl Into<Shape>, value: T, category: Category) -> Tensor<T> {
         let mut tensor = Tensor::empty(device, shape, category);
-        tensor.data_mut().fill(value);
+        match device.gpu() {
+            None => tensor.data_mut().fill(value),
+            Some(gpu) => crate::ops::elementwise::fill_on_gpu(gpu, &mut tensor, value),
+        }
         tensor
     }
 
@@ -92,13 +136,41 @@ impl<T: Element> Tensor<T> {
     ) -> Tensor<T> {
         let mut tensor = Tensor::empty(device, shape, category);
         assert_eq!(tensor.len(), values.len(), "values for shape {:?}", tensor.shape);
-        tensor.data_mut().copy_from_slice(values);
+        match device.gpu() {
+            None => tensor.data_mut().copy_from_slice(values),
+            Some(gpu) => gpu.copy_in(tensor.address_mut(), bytemuck::cast_slice(values)),
+        }
         tensor
     }
 
-    /// Copies the values out to the host.
+    /// Copies the values out to the host; a GPU finishes its queued work first.
     pub fn to_vec(&self) -> Vec<T> {
-        self.data().to_vec()
+        let Some(gpu) = self.device().gpu() else { return self.data().to_vec() };
+        let mut values = vec![T::default(); self.len()];
+        gpu.copy_out(bytemuck::cast_slice_mut(&mut values), self.address());
+        values
+    }
+
+    /// Replaces all values by host values.
+    ///
+    /// # Panics
+    /// When their number differs, or the buffer is shared.
+    pub fn write(&mut self, values: &[T]) {
+        assert_eq!(self.len(), values.len(), "values for shape {:?}", self.shape);
+        match self.device().gpu().cloned() {
+            None => self.data_mut().copy_from_slice(values),
+            Some(gpu) => gpu.copy_in(self.address_mut(), bytemuck::cast_slice(values)),
+        }
+    }
+
+    /// The same values on another device, under the same category; through the host where the kinds differ.
+    pub fn to_device(&self, device: &Device) -> Tensor<T> {
+        if self.device().kind() == device.kind() {
+            let mut copy = Tensor::empty(device, self.shape, self.category());
+            crate::ops::elementwise::copy_range(&mut copy, 0, self, 0..self.len());
+            return copy;
+        }
+        Tensor::from_slice(device, self.shape, &self.to_vec(), self.category())
     }
 
     /// The only value of a one-element tensor.
@@ -107,13 +179,14 @@ impl<T: Element> Tensor<T> {
     /// When there is not exactly one element.
     pub fn item(&self) -> T {
         assert_eq!(self.len(), 1, "one element, shape {:?}", self.shape);
-        self.data()[0]
+        self.to_vec()[0]
     }
 
     /// The values in place, where they are in host memory; `None` on another device.
     pub fn host(&self) -> Option<&[T]> {
         match self.device().kind() {
             DeviceKind::Cpu => Some(self.data()),
+            DeviceKind::Cuda => None,
         }
     }
 
@@ -124,6 +197,7 @@ impl<T: Element> Tensor<T> {
     pub fn host_mut(&mut self) -> Option<&mut [T]> {
         match self.device().kind() {
             DeviceKind::Cpu => Some(self.data_mut()),
+            DeviceKind::Cuda => None,
         }
     }
 
@@ -216,12 +290,40 @@ impl<T: Element> Tensor<T> {
     /// A copy in a buffer of its own.
     pub fn duplicate(&self, category: Category) -> Tensor<T> {
         let mut copy = Tensor::empty(self.device(), self.shape, category);
-        copy.data_mut().copy_from_slice(self.data());
+        match self.device().gpu() {
+            None => copy.data_mut().copy_from_slice(self.data()),
+            Some(gpu) => gpu.copy(copy.address_mut(), self.address(), self.size_bytes() as usize),
+        }
         copy
     }
 
+    /// Address of the first element on the device's GPU, for kernels and for libraries that move device memory.
+    ///
+    /// # Panics
+    /// On the CPU.
+    pub fn address(&self) -> u64 {
+        let Memory::Gpu(start) = self.buffer.memory else { panic!("a tensor of a GPU, got one of the host") };
+        start + (self.offset * size_of::<T>()) as u64
+    }
+
+    /// The address for writing.
+    ///
+    /// # Panics
+    /// On the CPU, or when the buffer is shared.
+    pub fn address_mut(&mut self) -> u64 {
+        assert!(self.is_unique(), "writing needs the only handle of a buffer");
+        self.address()
+    }
+
+    fn block(buffer: &Buffer) -> &Block {
+        match &buffer.memory {
+            Memory::Host(block) => block.as_ref().expect("a live buffer has its block"),
+            Memory::Gpu(_) => panic!("an operation of the CPU on a tensor of a GPU"),
+        }
+    }
+
     pub(crate) fn data(&self) -> &[T] {
-        let block = self.buffer.block.as_ref().expect("a live buffer has its block");
+        let block = Self::block(&self.buffer);
         // SAFETY: the block is aligned to 64 bytes, holds initialised bytes of a `Pod` type, and is at least
         // `offset + len` elements long (checked when the view was made); no `&mut` exists while `&self` does,
         // since `data_mut` needs the only handle.
@@ -231,7 +333,7 @@ impl<T: Element> Tensor<T> {
     pub(crate) fn data_mut(&mut self) -> &mut [T] {
         let (offset, len) = (self.offset, self.shape.len());
         let buffer = Arc::get_mut(&mut self.buffer).expect("writing needs the only handle of a buffer");
-        let block = buffer.block.as_ref().expect("a live buffer has its block");
+        let block = Self::block(buffer);
         // SAFETY: as in `data`; `Arc::get_mut` proves that no other handle exists.
         unsafe { std::slice::from_raw_parts_mut(block.pointer().cast::<T>().add(offset), len) }
     }
@@ -240,7 +342,8 @@ impl<T: Element> Tensor<T> {
 impl<T: Element> std::fmt::Debug for Tensor<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let shown = self.len().min(6);
-        write!(f, "{}{:?} {:?}", T::DTYPE, self.shape, &self.data()[..shown])?;
+        let Some(values) = self.host() else { return write!(f, "{}{:?} on a GPU", T::DTYPE, self.shape) };
+        write!(f, "{}{:?} {:?}", T::DTYPE, self.shape, &values[..shown])?;
         if shown < self.len() { f.write_str(" ..") } else { Ok(()) }
     }
 }

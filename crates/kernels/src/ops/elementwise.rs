@@ -3,11 +3,13 @@
 //! element, so bf16 costs no second pass. What it leaves out: broadcasting beyond a row vector or a column.
 
 mod copy;
+mod cuda;
 mod reduce;
 #[cfg(test)]
 mod tests;
 
 pub use copy::{concat_columns, concat_rows, copy_range, copy_rows, put_columns, take_columns, transpose2};
+pub(crate) use cuda::fill_on_gpu;
 pub use reduce::{
     Extreme, Summable, accumulate_column_sums, extreme_in_order, extreme_slices_in_order, is_finite,
     reduce_max, row_dot, sum_in_order, sum_of_squares, sum_slices_in_order,
@@ -62,11 +64,17 @@ fn update<T: Element, U: Element>(y: &mut Tensor<U>, x: &Tensor<T>, f: impl Fn(U
 
 /// `a + b`.
 pub fn add<T: Float>(a: &Tensor<T>, b: &Tensor<T>) -> Tensor<T> {
+    if let Some(gpu) = a.device().gpu() {
+        return cuda::binary(gpu, "add", a, b);
+    }
     binary(a, b, |x, y| T::from_acc(x.to_acc() + y.to_acc()))
 }
 
 /// `a * b`, element by element.
 pub fn mul<T: Float>(a: &Tensor<T>, b: &Tensor<T>) -> Tensor<T> {
+    if let Some(gpu) = a.device().gpu() {
+        return cuda::binary(gpu, "mul", a, b);
+    }
     binary(a, b, |x, y| T::from_acc(x.to_acc() * y.to_acc()))
 }
 

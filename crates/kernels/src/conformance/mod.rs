@@ -1,0 +1,38 @@
+//! What every GPU must pass: each operation on it beside the same operation on the CPU, forward and backward, for every
+//! element type, on ordinary and odd sizes and on no rows. Tests run the cases on emulated GPUs in several orders of
+//! threads and streams; `plica selftest --device cuda` runs them on a card.
+
+mod elementwise;
+mod twin;
+
+pub use twin::Twin;
+
+use crate::device::Device;
+
+/// One check of a device.
+pub struct Case {
+    /// Family and what is checked: `norm: rms backward bf16`.
+    pub name: String,
+    /// Runs it; the text of what is wrong.
+    pub run: Box<dyn Fn(&Device) -> Result<(), String> + Send + Sync>,
+}
+
+/// The cases of one family, as it lists them.
+pub(crate) type Cases = Vec<Case>;
+
+/// Adds a case.
+pub(crate) fn case(
+    cases: &mut Cases,
+    name: impl Into<String>,
+    run: impl Fn(&Twin) -> Result<(), String> + Send + Sync + 'static,
+) {
+    let run = move |gpu: &Device| run(&Twin::new(gpu));
+    cases.push(Case { name: name.into(), run: Box::new(run) });
+}
+
+/// Every case, family by family.
+pub fn cases() -> Vec<Case> {
+    let mut all = Vec::new();
+    elementwise::cases(&mut all);
+    all
+}

@@ -1,0 +1,171 @@
+// What every kernel text stands on, put in front of it before it is compiled. It includes no header, so that the
+// run-time compiler needs none. All inline PTX of the project is here; with PLICA_EMULATOR the same names mean the
+// functions of emulator/emulator.h, and the same kernels run on the CPU.
+//
+// Conventions of the kernel texts
+//   KERNEL void NAME_TYPE(...)     an entry; TYPE is f32, f64 or bf16 (two of them where two types differ)
+//   EXPORT(NAME_TYPE)              after it: makes it known to the emulator
+//   SHARED(T, name, n)             static shared memory, n elements;  DYNAMIC_SHARED(T, name)  the dynamic part
+//   acc_t<T>                       the accumulator: float for bf16 and float, double for double
+// Sums have a fixed order: no floating-point atomics. No block waits for another one. Grids may be larger than the
+// work, and zero rows mean that nothing is launched.
+#ifdef PLICA_EMULATOR
+#define DEVICE static inline
+#define DEVICE_MEMBER inline
+#define DEVICE_SPECIAL inline
+#define KERNEL extern "C"
+#else
+#define DEVICE static __device__ __forceinline__
+#define DEVICE_MEMBER __device__ __forceinline__
+#define DEVICE_SPECIAL __device__ __forceinline__
+#define KERNEL extern "C" __global__
+#define EXPORT(name)
+#define SHARED(T, name, n) __shared__ __align__(16) T name[n]
+#define DYNAMIC_SHARED(T, name) extern __shared__ __align__(128) unsigned char plica_dynamic_shared[]; T* name = reinterpret_cast<T*>(plica_dynamic_shared)
+#endif
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+// ---- element types
+struct bf16 {
+    u16 bits;
+};
+
+template <class T> struct AccOf { typedef float type; };
+template <> struct AccOf<double> { typedef double type; };
+template <class T> using acc_t = typename AccOf<T>::type;
+
+DEVICE float bits_to_float(u32 bits) { float value; memcpy(&value, &bits, 4); return value; }
+DEVICE u32 float_to_bits(float value) { u32 bits; memcpy(&bits, &value, 4); return bits; }
+
+DEVICE float to_acc(float x) { return x; }
+DEVICE double to_acc(double x) { return x; }
+DEVICE float to_acc(bf16 x) { return bits_to_float(u32(x.bits) << 16); }
+
+// Rounds to the nearest, ties to even; NaN stays NaN.
+#ifdef PLICA_EMULATOR
+DEVICE u16 bf16_bits(float x) {
+    u32 bits = float_to_bits(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return u16((bits >> 16) | 0x40u);
+    return u16((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+#else
+DEVICE u16 bf16_bits(float x) { u16 bits; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x)); return bits; }
+#endif
+
+template <class T> struct Rounding;
+template <> struct Rounding<float> { static DEVICE_MEMBER float from(float x) { return x; } };
+template <> struct Rounding<double> { static DEVICE_MEMBER double from(double x) { return x; } };
+template <> struct Rounding<bf16> { static DEVICE_MEMBER bf16 from(float x) { bf16 y; y.bits = bf16_bits(x); return y; } };
+template <class T> DEVICE T from_acc(acc_t<T> x) { return Rounding<T>::from(x); }
+
+// Two rounded values in one register, the first in the low half (the order of tensor-core operands).
+DEVICE u32 pack_bf16(float low, float high) { return u32(bf16_bits(low)) | (u32(bf16_bits(high)) << 16); }
+
+// ---- arithmetic by accumulator type
+DEVICE float exp_of(float x) { return expf(x); }
+DEVICE double exp_of(double x) { return exp(x); }
+DEVICE float log_of(float x) { return logf(x); }
+DEVICE double log_of(double x) { return log(x); }
+DEVICE float log1p_of(float x) { return log1pf(x); }
+DEVICE double log1p_of(double x) { return log1p(x); }
+DEVICE float sqrt_of(float x) { return sqrtf(x); }
+DEVICE double sqrt_of(double x) { return sqrt(x); }
+DEVICE float erf_of(float x) { return erff(x); }
+DEVICE double erf_of(double x) { return erf(x); }
+DEVICE float tanh_of(float x) { return tanhf(x); }
+DEVICE double tanh_of(double x) { return tanh(x); }
+DEVICE float pow_of(float x, float y) { return powf(x, y); }
+DEVICE double pow_of(double x, double y) { return pow(x, y); }
+template <class A> DEVICE A max_of(A a, A b) { return a > b ? a : b; }
+template <class A> DEVICE A min_of(A a, A b) { return a < b ? a : b; }
+template <class A> DEVICE A infinity();
+template <> DEVICE_SPECIAL float infinity<float>() { return bits_to_float(0x7f800000u); }
+template <> DEVICE_SPECIAL double infinity<double>() { return double(bits_to_float(0x7f800000u)); }
+DEVICE i64 ceil_div(i64 a, i64 b) { return (a + b - 1) / b; }
+
+// ---- 16 bytes at a time: one memory transaction of a thread
+template <class T> struct Pack {
+    static constexpr int COUNT = 16 / int(sizeof(T));
+    T v[COUNT];
+};
+// Both need an address that is a multiple of 16.
+template <class T> DEVICE Pack<T> load_pack(const T* from) {
+    uint4 raw = *reinterpret_cast<const uint4*>(from);
+    Pack<T> pack;
+    memcpy(&pack, &raw, 16);
+    return pack;
+}
+template <class T> DEVICE void store_pack(T* to, const Pack<T>& pack) {
+    uint4 raw;
+    memcpy(&raw, &pack, 16);
+    *reinterpret_cast<uint4*>(to) = raw;
+}
+DEVICE bool is_aligned_16(const void* pointer) { return (reinterpret_cast<u64>(pointer) & 15u) == 0; }
+
+// ---- a warp and a block as one
+constexpr u32 WHOLE_WARP = 0xffffffffu;
+
+// The same bits on every lane: partners add the same two values.
+template <class A> DEVICE A warp_sum(A x) {
+    for (int distance = 16; distance > 0; distance >>= 1) x += __shfl_xor_sync(WHOLE_WARP, x, distance);
+    return x;
+}
+template <class A> DEVICE A warp_max(A x) {
+    for (int distance = 16; distance > 0; distance >>= 1) x = max_of(x, __shfl_xor_sync(WHOLE_WARP, x, distance));
+    return x;
+}
+// Sum over the threads of a block of whole warps, the same bits on every thread; `scratch` holds 32 elements and may
+// be used again at once.
+template <class A> DEVICE A block_sum(A x, A* scratch) {
+    x = warp_sum(x);
+    int warps = int(blockDim.x) >> 5;
+    if ((threadIdx.x & 31) == 0) scratch[threadIdx.x >> 5] = x;
+    __syncthreads();
+    A total = 0;
+    for (int i = 0; i < warps; i++) total += scratch[i];
+    __syncthreads();
+    return total;
+}
+template <class A> DEVICE A block_max(A x, A* scratch) {
+    x = warp_max(x);
+    int warps = int(blockDim.x) >> 5;
+    if ((threadIdx.x & 31) == 0) scratch[threadIdx.x >> 5] = x;
+    __syncthreads();
+    A largest = scratch[0];
+    for (int i = 1; i < warps; i++) largest = max_of(largest, scratch[i]);
+    __syncthreads();
+    return largest;
+}
+
+// ---- tensor cores and asynchronous copies (sm_80 and newer)
+// d[16 x 8] += a[16 x 16] b[16 x 8], bf16 operands and f32 sums, in the fragment layouts of the PTX manual
+// (mma.m16n8k16): lane l holds rows l / 4 and l / 4 + 8 and columns 2 (l % 4), + 1 of d.
+#ifndef PLICA_EMULATOR
+DEVICE void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+DEVICE u32 shared_address(const void* pointer) { return u32(__cvta_generic_to_shared(pointer)); }
+// Four 8 x 8 matrices of 16-bit elements; lanes 8 i .. 8 i + 7 name the rows (16 bytes each) of matrix i.
+DEVICE void ldmatrix_x4(u32 (&r)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
+}
+DEVICE void ldmatrix_x4_transposed(u32 (&r)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
+}
+// 16 bytes from global to shared memory, both aligned to 16; only the first `bytes` are read, zeros fill the rest.
+DEVICE void cp_async_16(void* to_shared, const void* from_global, int bytes = 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to_shared)), "l"(from_global), "r"(bytes) : "memory");
+}
+DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most N groups of this thread are under way; a barrier must follow before other threads read.
+template <int N> DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+#endif

@@ -1,0 +1,34 @@
+//! The kernel texts: one a file of operations, without any header but `platform.cuh`, which stands before each.
+
+/// What every text stands on.
+pub const PLATFORM: &str = include_str!("platform.cuh");
+
+/// One kernel text.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Source {
+    /// Name of its file without the ending.
+    pub name: &'static str,
+    /// The text without the platform.
+    pub text: &'static str,
+}
+
+impl Source {
+    /// What the compiler gets.
+    pub fn complete(&self) -> String {
+        format!("#line 1 \"platform.cuh\"\n{PLATFORM}\n#line 1 \"{}.cu\"\n{}", self.name, self.text)
+    }
+}
+
+macro_rules! sources {
+    ($($(#[$doc:meta])* $constant:ident = $name:literal, $path:literal;)*) => {
+        $($(#[$doc])* pub static $constant: Source = Source { name: $name, text: include_str!($path) };)*
+
+        /// Every kernel text.
+        pub static ALL: &[&Source] = &[$(&$constant),*];
+    };
+}
+
+sources! {
+    /// Arithmetic element by element.
+    ELEMENTWISE = "elementwise", "../ops/elementwise.cu";
+}
