@@ -12,6 +12,7 @@ pub mod gpu;
 pub mod parameter;
 pub mod runtime;
 pub mod source;
+pub mod store;
 
 #[cfg(feature = "emulator")]
 pub mod emulator;
@@ -21,3 +22,4 @@ pub use gpu::Gpu;
 pub use parameter::{Argument, Parameter};
 pub use runtime::{Event, Runtime, Stream};
 pub use source::Source;
+pub use store::KernelStore;
