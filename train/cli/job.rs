@@ -83,7 +83,8 @@ impl Job {
                     Over::Mpi => connect_mpi(seat)?,
                 };
                 let here = seat.local_world.unwrap_or(seat.world);
-                let processes = Processes::new(transport, ProcessOptions::new(here));
+                let options = ProcessOptions { local_rank: seat.local_rank, ..ProcessOptions::new(here) };
+                let processes = Processes::new(transport, options);
                 processes.abort_on_panic();
                 Backend::Processes(processes)
             }

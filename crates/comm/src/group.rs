@@ -335,14 +335,15 @@ impl Group {
     /// [`CommError::NotShared`] where memory is not shared; else as [`Started::finish`].
     pub fn expose<T: Message>(&self, purpose: Purpose, x: &Tensor<T>) -> Result<Exposed<T>, CommError> {
         if self.is_single() {
-            return Ok(Exposed::new(vec![x.clone()], None));
+            return Ok(Exposed::new(vec![x.clone()], x.device().clone(), None));
         }
         if !self.shares_memory() {
             return Err(CommError::NotShared { group: self.name().to_string() });
         }
         let payloads = self.start(Operation::Expose, purpose, x)?.finish()?.payloads;
         let source: Arc<dyn Communicator> = self.communicator.clone();
-        Ok(Exposed::new(payloads.into_iter().map(T::unwrap).collect(), Some((source, purpose))))
+        let tensors = payloads.into_iter().map(T::unwrap).collect();
+        Ok(Exposed::new(tensors, x.device().clone(), Some((source, purpose))))
     }
 
     /// All ranks' lists of counts, by rank; all lists have one length.

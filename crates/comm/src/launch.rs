@@ -11,9 +11,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use plica_kernels::Device;
+use plica_kernels::cuda::CudaError;
 use plica_kernels::ledger::OutOfMemory;
 
 use crate::communicator::Communicator;
+use crate::device::{DeviceMaker, DeviceRequest};
 use crate::group::Group;
 use crate::local::{LocalOptions, World};
 use crate::process::Processes;
@@ -32,6 +34,8 @@ pub struct LaunchOptions {
     pub threads_per_rank: usize,
     /// Limit of the live bytes of each rank.
     pub budget_bytes: Option<u64>,
+    /// What every rank's tensors are on.
+    pub device: DeviceMaker,
     /// How long a rank waits for another before it gives up.
     pub deadline: Duration,
     /// Delays, links, failures.
@@ -43,6 +47,7 @@ impl Default for LaunchOptions {
         LaunchOptions {
             threads_per_rank: 1,
             budget_bytes: None,
+            device: DeviceMaker::cpu(),
             deadline: Duration::from_secs(120),
             record: RecordOptions::default(),
         }
@@ -82,6 +87,8 @@ pub enum Cause {
     Panic(String),
     /// Its memory budget was passed.
     OutOfMemory(Box<OutOfMemory>),
+    /// Its GPU, the driver or a library of it failed.
+    Device(String),
     /// It called abort, with this text, and returned normally.
     Abort(String),
     /// Its process is gone, or does not answer.
@@ -94,6 +101,7 @@ impl std::fmt::Display for Cause {
             Cause::Error(error) => write!(f, "{error}"),
             Cause::Panic(text) => write!(f, "panicked: {text}"),
             Cause::OutOfMemory(error) => write!(f, "{error}"),
+            Cause::Device(text) => write!(f, "{text}"),
             Cause::Abort(text) => write!(f, "ended the run: {text}"),
             Cause::Lost(text) => write!(f, "{text}"),
         }
@@ -204,7 +212,7 @@ fn run_rank<R: Send, E: Into<BoxError>>(
     options: &LaunchOptions,
     f: &(impl Fn(RankContext) -> Result<R, E> + Sync),
 ) -> Result<R, Cause> {
-    let result = run_program(shared.communicator(rank), rank, recorder, options, f);
+    let result = run_program(shared.communicator(rank), (rank, rank), recorder, options, f);
     if let Err(cause) = &result {
         shared.abort(rank, &cause.to_string());
     }
@@ -212,15 +220,22 @@ fn run_rank<R: Send, E: Into<BoxError>>(
     result
 }
 
-/// Runs the program of a rank on a device of its own; a panic becomes a cause.
+/// Runs the program of a rank (world rank, rank on this machine) on a device of its own; a panic becomes a cause.
 pub(crate) fn run_program<R: Send, E: Into<BoxError>>(
     world: Arc<dyn Communicator>,
-    rank: usize,
+    (rank, local_rank): (usize, usize),
     recorder: Arc<Recorder>,
     options: &LaunchOptions,
     f: &(impl Fn(RankContext) -> Result<R, E> + Sync),
 ) -> Result<R, Cause> {
-    let device = Device::cpu_with_budget(options.threads_per_rank, options.budget_bytes);
+    let request = DeviceRequest {
+        rank,
+        local_rank,
+        threads: options.threads_per_rank,
+        budget_bytes: options.budget_bytes,
+    };
+    let made = catch_unwind(AssertUnwindSafe(|| options.device.make(&request)));
+    let device = made.map_err(cause_of)?.map_err(Cause::Error)?;
     let world = Group::new(world, recorder.clone(), device.clone());
     let context = RankContext { rank, device: device.clone(), world, recorder };
     let program = || device.pool().install(|| f(context).map_err(|error| Cause::Error(error.into())));
@@ -231,6 +246,10 @@ pub(crate) fn run_program<R: Send, E: Into<BoxError>>(
 fn cause_of(payload: Box<dyn Any + Send>) -> Cause {
     let payload = match payload.downcast::<OutOfMemory>() {
         Ok(error) => return Cause::OutOfMemory(error),
+        Err(other) => other,
+    };
+    let payload = match payload.downcast::<CudaError>() {
+        Ok(error) => return Cause::Device(error.to_string()),
         Err(other) => other,
     };
     match payload.downcast::<String>() {

@@ -6,6 +6,7 @@
 pub mod bench;
 pub mod communicator;
 pub mod cost;
+pub mod device;
 pub mod environment;
 pub mod error;
 pub mod group;
@@ -25,6 +26,7 @@ pub mod suite;
 pub mod tcp;
 
 pub use communicator::{Communicator, Head, Operation, Purpose, Reduce, Request, Started};
+pub use device::{DeviceMaker, DeviceRequest};
 pub use error::CommError;
 pub use group::Group;
 pub use launch::{Backend, LaunchError, LaunchOptions, RankContext, run_on, run_ranks};

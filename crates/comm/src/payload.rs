@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use plica_kernels::cuda::Stream;
 use plica_kernels::ops::elementwise::{
     Extreme, Summable, copy_range, extreme_in_order, extreme_slices_in_order, sum_in_order,
     sum_slices_in_order,
@@ -167,6 +168,17 @@ impl Payload {
         })
     }
 
+    /// The device that holds the elements.
+    pub(crate) fn device(&self) -> &Device {
+        with_tensor!(self, x => x.device())
+    }
+
+    /// Waits until what was queued to write the elements is done, where they are on a GPU: another device may read
+    /// them then.
+    pub(crate) fn settle(&self) {
+        settle(self.device());
+    }
+
     /// The same elements in a buffer of another device.
     pub(crate) fn copied_to(&self, device: &Device) -> Payload {
         let whole = [(self, 0..self.len())];
@@ -189,7 +201,7 @@ impl Payload {
             let mut out = Tensor::<T>::empty(device, shape, Category::CommBuffer);
             let mut start = 0;
             for (part, range) in parts {
-                copy_range(&mut out, start, T::peek(part), range.clone());
+                put_range(&mut out, start, T::peek(part), range.clone());
                 start += range.len();
             }
             assert_eq!(start, out.len(), "parts fill the output");
@@ -200,7 +212,10 @@ impl Payload {
     /// The parts reduced element by element in their order over the flat elements `range`: `[range.len()]`.
     pub(crate) fn reduce(device: &Device, parts: &[&Payload], range: Range<usize>, op: Reduce) -> Payload {
         with_dtype!(parts[0].dtype(), T => {
-            let parts: Vec<&Tensor<T>> = parts.iter().map(|p| T::peek(p)).collect();
+            let parts: Vec<Tensor<T>> =
+                parts.iter().map(|part| readable(device, T::peek(part), range.clone())).collect();
+            let parts: Vec<&Tensor<T>> = parts.iter().collect();
+            let range = 0..range.len();
             let out = match op {
                 Reduce::Sum => sum_in_order(device, &parts, range, Category::CommBuffer),
                 Reduce::Max => extreme_in_order(device, &parts, range, Extreme::Max, Category::CommBuffer),
@@ -209,6 +224,42 @@ impl Payload {
             T::wrap(out)
         })
     }
+}
+
+/// Waits for everything queued on a GPU's compute stream; nothing on a CPU.
+pub(crate) fn settle(device: &Device) {
+    if let Some(gpu) = device.gpu() {
+        gpu.synchronize(Stream::Compute);
+    }
+}
+
+/// Copies elements `range` of `source` to those of `out` from `start` on, whatever devices the two are on. Between host
+/// and GPU it waits.
+fn put_range<T: Message>(out: &mut Tensor<T>, start: usize, source: &Tensor<T>, range: Range<usize>) {
+    let at = |index: usize| (index * size_of::<T>()) as u64;
+    match (out.device().gpu().cloned(), source.device().gpu()) {
+        (None, None) | (Some(_), Some(_)) => copy_range(out, start, source, range),
+        (Some(gpu), None) => {
+            let values = &source.host().expect("a tensor of the host")[range];
+            gpu.copy_in(out.address_mut() + at(start), bytemuck::cast_slice(values));
+        }
+        (None, Some(gpu)) => {
+            let values = &mut out.host_mut().expect("a tensor of the host")[start..start + range.len()];
+            gpu.copy_out(bytemuck::cast_slice_mut(values), source.address() + at(range.start));
+        }
+    }
+}
+
+/// Flat elements `range` of a tensor where kernels of `device` can read them: in place, or a copy of what another card or
+/// memory of the other kind holds.
+fn readable<T: Message>(device: &Device, x: &Tensor<T>, range: Range<usize>) -> Tensor<T> {
+    let ordinal = |device: &Device| device.gpu().map(|gpu| gpu.description().ordinal);
+    if ordinal(device) == ordinal(x.device()) {
+        return x.clone().reshape([x.len()]).slice_rows(range);
+    }
+    let mut copy = Tensor::empty(device, [range.len()], Category::CommBuffer);
+    put_range(&mut copy, 0, x, range);
+    copy
 }
 
 /// `parts`, slices of elements of one type as bytes, reduced element by element in their order into `out`; the

@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use plica_kernels::Tensor;
+use plica_kernels::cuda::Stream;
+use plica_kernels::{Device, Tensor};
 
 use crate::communicator::{Communicator, Purpose, Started};
 use crate::error::CommError;
@@ -66,15 +67,17 @@ impl PendingSend {
 /// holds this; a barrier after the last read tells them.
 pub struct Exposed<T: Message> {
     tensors: Vec<Tensor<T>>,
+    reader: Device,
     source: Option<(Arc<dyn Communicator>, Purpose)>,
 }
 
 impl<T: Message> Exposed<T> {
     pub(crate) fn new(
         tensors: Vec<Tensor<T>>,
+        reader: Device,
         source: Option<(Arc<dyn Communicator>, Purpose)>,
     ) -> Exposed<T> {
-        Exposed { tensors, source }
+        Exposed { tensors, reader, source }
     }
 
     /// Number of ranks.
@@ -98,6 +101,18 @@ impl<T: Message> Exposed<T> {
             && rank != communicator.rank()
         {
             communicator.count_pulled(rank, *purpose, bytes);
+        }
+    }
+}
+
+impl<T: Message> Drop for Exposed<T> {
+    fn drop(&mut self) {
+        if self.source.is_some()
+            && let Some(gpu) = self.reader.gpu()
+        {
+            // Reads are only queued so far, and the owners are about to be told that they are over. A GPU that has
+            // failed tells it at its rank's next call.
+            gpu.runtime().synchronize(Stream::Compute).ok();
         }
     }
 }

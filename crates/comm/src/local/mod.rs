@@ -19,6 +19,7 @@ use std::time::Duration;
 use crate::communicator::{Communicator, Operation, Purpose, Request, Started};
 use crate::error::{CommError, Mismatch, Waiting};
 use crate::matching::{check_members, check_request};
+use crate::payload::settle;
 use crate::record::Recorder;
 use operating::{LocalStarted, Operating};
 use plica_kernels::Device;
@@ -29,7 +30,8 @@ use wait::Signal;
 pub const TWO_PHASE_BYTES: u64 = 128 * 1024;
 
 /// Inputs of at most this many bytes are copied into a buffer of the transport when the operation starts, so that
-/// their rank need not wait until the others have read them (the eager protocol of MPI libraries).
+/// their rank need not wait until the others have read them (the eager protocol of MPI libraries). Not those of GPUs: a
+/// copy through the host takes longer than the others need.
 pub const EAGER_BYTES: u64 = 16 * 1024;
 
 /// Settings of the ranks of one process.
@@ -242,6 +244,12 @@ impl Communicator for LocalCommunicator {
 
     fn start(&self, mut request: Request) -> Result<Box<dyn Started>, CommError> {
         self.world.aborted(|| None)?;
+        // Whoever reads the input, or is let go by a barrier, knows nothing of this rank's streams.
+        match (&request.payload, &request.operation) {
+            (Some(payload), _) => payload.settle(),
+            (None, Operation::Barrier) => settle(&request.device),
+            _ => {}
+        }
         let fault = check_request(&request.head(), self.member, self.hub.members.len()).err();
         let refused = fault.clone().map(|text| self.refuse(&request.operation, text));
         if let (Some(error), Operation::Send { .. } | Operation::Receive { .. }) =

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::communicator::{Finished, Operation, Purpose, Request, Started};
 use crate::error::{CommError, Waiting};
 use crate::movement;
-use crate::payload::Payload;
+use crate::payload::{Payload, settle};
 
 use super::slot::{Slot, Stage};
 use super::{EAGER_BYTES, Hub, LocalCommunicator, SlotKey, TWO_PHASE_BYTES, World, lock};
@@ -59,7 +59,11 @@ impl Operating {
             rank: communicator.global_rank(),
             two_phases: reduces && bytes >= TWO_PHASE_BYTES && communicator.hub.members.len() > 2,
             // A receive lends nothing: it ends when its output is there, whatever the sender does meanwhile.
-            lends: request.payload.is_some() && bytes > EAGER_BYTES && request.operation != Operation::Expose,
+            lends: request.operation != Operation::Expose
+                && request
+                    .payload
+                    .as_ref()
+                    .is_some_and(|x| bytes > EAGER_BYTES || x.device().gpu().is_some()),
             slot,
             key,
             party,
@@ -127,7 +131,13 @@ impl Operating {
     fn with_requests<R>(&self, f: impl FnOnce(&[&Request]) -> R) -> R {
         let entries = self.slot.entries();
         let requests: Vec<&Request> = entries.iter().flatten().map(|e| &e.request).collect();
-        f(&requests)
+        let made = f(&requests);
+        // A GPU has only queued its reads so far: what it reads may be given back, what it makes may be read.
+        let request = requests[self.party];
+        if !matches!(request.operation, Operation::Send { .. } | Operation::Barrier | Operation::Expose) {
+            settle(&request.device);
+        }
+        made
     }
 
     /// The own part is over; the last one clears the rendezvous away.

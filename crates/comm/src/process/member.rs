@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use plica_kernels::Device;
+
 use crate::communicator::{Communicator, Finished, Operation, Purpose, Request, Started};
 use crate::error::{CommError, Waiting};
 use crate::matching::check_request;
@@ -68,6 +70,7 @@ impl ProcessCommunicator {
             operation: request.operation.name(),
             purpose: request.purpose,
             bytes: request.payload_bytes(),
+            device: request.device.clone(),
             patience: self.patience,
             output,
             own_copy: None,
@@ -120,11 +123,21 @@ impl Communicator for ProcessCommunicator {
         {
             return Err(error.clone()); // there may be no peer to tell
         }
+        let given = request.payload.clone().filter(|payload| payload.device().gpu().is_some());
+        if let Some(payload) = &given {
+            request.payload = Some(payload.copied_to(&self.engine.host));
+        }
+        let landing_on = match request.device.gpu() {
+            Some(_) => &self.engine.host,
+            None => &request.device,
+        };
         let output = match (&request.operation, &request.payload) {
             _ if fault.is_some() => Output::None,
-            (Operation::Broadcast { root }, Some(own)) if *root == self.member => Output::Input(own.clone()),
+            (Operation::Broadcast { root }, Some(own)) if *root == self.member => {
+                Output::Input(given.as_ref().unwrap_or(own).clone())
+            }
             _ => match flow::output(&head, self.member) {
-                Some((dtype, shape)) => Output::Landing(Landing::new(&request.device, shape, dtype)),
+                Some((dtype, shape)) => Output::Landing(Landing::new(landing_on, shape, dtype)),
                 None => Output::None,
             },
         };
@@ -202,6 +215,8 @@ struct ProcessStarted {
     operation: &'static str,
     purpose: Purpose,
     bytes: u64,
+    /// Where the output is wanted.
+    device: Device,
     patience: Patience,
     output: Output,
     own_copy: Option<OwnCopy>,
@@ -330,7 +345,11 @@ impl Started for ProcessStarted {
         let payloads = match std::mem::replace(&mut self.output, Output::None) {
             Output::None => Vec::new(),
             Output::Input(payload) => vec![payload],
-            Output::Landing(landing) => vec![landing.into_payload()],
+            Output::Landing(landing) => {
+                let landed = landing.into_payload();
+                let is_there = self.device.gpu().is_none();
+                vec![if is_there { landed } else { landed.copied_to(&self.device) }]
+            }
         };
         Ok(Finished { payloads, wait_ns: waited.as_nanos() as u64, done_at: Some(done_at) })
     }

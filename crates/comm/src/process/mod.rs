@@ -2,7 +2,8 @@
 //! protocol (`docs/processes.md`), whatever moves their bytes. All parties of an operation send each other
 //! envelopes; when all are here each party comes to the same verdict by itself, and only then do bytes move,
 //! from the input's memory to the output's. Sums run in rank order in the accumulator: the bits are those of
-//! ranks as threads. Leaves out memory that ranks share.
+//! ranks as threads. Tensors of GPUs are copied to host memory and from there: right, and slow beside a library that
+//! reads device memory. Leaves out memory that ranks share.
 
 mod end;
 mod exchange;
@@ -25,6 +26,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use plica_kernels::Device;
+
 use crate::communicator::Purpose;
 use crate::error::{CommError, Mismatch, Waiting};
 use state::State;
@@ -45,6 +48,8 @@ pub struct ProcessOptions {
     pub grace: Duration,
     /// Ranks of the job on this machine; they share its cores.
     pub local_ranks: usize,
+    /// Position of this rank among them; `None` where ranks are dealt out in their order.
+    pub local_rank: Option<usize>,
     /// Bytes of the pieces that sums travel in: at least 16 KiB, a multiple of 64.
     pub piece_bytes: usize,
 }
@@ -52,7 +57,12 @@ pub struct ProcessOptions {
 impl ProcessOptions {
     /// The usual settings where `local_ranks` ranks of the job run on this machine.
     pub fn new(local_ranks: usize) -> ProcessOptions {
-        ProcessOptions { grace: Duration::from_secs(10), local_ranks, piece_bytes: 512 * 1024 }
+        ProcessOptions {
+            grace: Duration::from_secs(10),
+            local_ranks,
+            local_rank: None,
+            piece_bytes: 512 * 1024,
+        }
     }
 }
 
@@ -63,6 +73,8 @@ pub(crate) struct Engine {
     name: &'static str,
     options: ProcessOptions,
     state: Mutex<State>,
+    /// Holds what comes from GPUs and goes to them; in no rank's ledger.
+    host: Device,
     /// Threads that look at the transport themselves.
     waiting: AtomicUsize,
     /// Runs that are on: 0 or 1. A panic in a run is caught.
@@ -103,6 +115,7 @@ impl Processes {
             name: transport.name(),
             options,
             state: Mutex::new(State::new(transport, bytes)),
+            host: Device::cpu(1),
             waiting: AtomicUsize::new(0),
             running: AtomicUsize::new(0),
         });

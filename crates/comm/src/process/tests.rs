@@ -9,7 +9,7 @@ use super::memory::{MemoryOptions, Network};
 use super::{ProcessOptions, Processes};
 use crate::launch::Cause;
 use crate::suite;
-use crate::{CommError, LaunchError, LaunchOptions, Purpose, RankContext, Reduce};
+use crate::{CommError, DeviceMaker, LaunchError, LaunchOptions, Purpose, RankContext, Reduce};
 
 /// Runs `f` as every process of a job of `world`; results by rank.
 fn job<R: Send>(
@@ -35,8 +35,9 @@ fn job<R: Send>(
 const AT_ONCE: MemoryOptions = MemoryOptions { seed: 0, max_delay: Duration::ZERO };
 const DELAYED: MemoryOptions = MemoryOptions { seed: 7, max_delay: Duration::from_micros(400) };
 
-fn passes_the_suite(options: MemoryOptions, pieces: usize) {
-    let results = job(suite::MAX_WORLD, options, pieces, |processes, _| suite::run_over(processes));
+fn passes_the_suite(options: MemoryOptions, pieces: usize, device: &DeviceMaker) {
+    let run = |processes: &Processes, _: &Network| suite::run_over_on(processes, device);
+    let results = job(suite::MAX_WORLD, options, pieces, run);
     for (name, result) in &results[0] {
         assert_eq!(result, &Ok(()), "{name}");
     }
@@ -46,12 +47,12 @@ fn passes_the_suite(options: MemoryOptions, pieces: usize) {
 
 #[test]
 fn processes_pass_the_suite() {
-    passes_the_suite(AT_ONCE, 64 * 1024);
+    passes_the_suite(AT_ONCE, 64 * 1024, &DeviceMaker::cpu());
 }
 
 #[test]
 fn processes_pass_the_suite_with_delays_and_many_pieces() {
-    passes_the_suite(DELAYED, 16 * 1024);
+    passes_the_suite(DELAYED, 16 * 1024, &DeviceMaker::cpu());
 }
 
 #[test]

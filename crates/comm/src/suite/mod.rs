@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use plica_kernels::Tensor;
 
+use crate::device::DeviceMaker;
 use crate::launch::{BoxError, LaunchError, LaunchOptions, RankContext, run_ranks};
 use crate::payload::Message;
 use crate::process::Processes;
@@ -44,6 +45,21 @@ impl Launcher for Threads {
     }
 }
 
+/// Another backend's ranks, with their tensors on these devices.
+#[derive(Clone, Copy)]
+pub struct OnDevice<'a> {
+    /// Starts the ranks.
+    pub launcher: &'a dyn Launcher,
+    /// What their tensors are on.
+    pub device: &'a DeviceMaker,
+}
+
+impl Launcher for OnDevice<'_> {
+    fn run(&self, world: usize, options: LaunchOptions, program: Program<'_>) -> Result<(), LaunchError> {
+        self.launcher.run(world, LaunchOptions { device: self.device.clone(), ..options }, program)
+    }
+}
+
 /// A conformance test.
 #[derive(Clone, Copy)]
 pub struct Case {
@@ -62,8 +78,16 @@ pub fn cases() -> Vec<Case> {
 /// there must be [`MAX_WORLD`] at least, call it and get the same list. Cases that need shared memory are left
 /// out of those that they stand in.
 pub fn run_over(processes: &Processes) -> Vec<(&'static str, Result<(), String>)> {
+    run_over_on(processes, &DeviceMaker::cpu())
+}
+
+/// [`run_over`] with the tensors of the ranks on these devices.
+pub fn run_over_on(processes: &Processes, device: &DeviceMaker) -> Vec<(&'static str, Result<(), String>)> {
     let run = |case: Case| {
-        let own = (case.run)(processes).err().map(|error| error.to_string()).unwrap_or_default();
+        let own = (case.run)(&OnDevice { launcher: processes, device })
+            .err()
+            .map(|error| error.to_string())
+            .unwrap_or_default();
         let all = processes.exchange(case.name, own.as_bytes(), EXCHANGE_WITHIN);
         let told = |(rank, bytes): (usize, &Vec<u8>)| match bytes.is_empty() {
             true => None,

@@ -166,6 +166,10 @@ pub(super) fn put_outcome(out: &mut Writer, outcome: &Outcome) {
             out.byte(5);
             out.text(text);
         }
+        Some(Cause::Device(text)) => {
+            out.byte(6);
+            out.text(text);
+        }
     }
 }
 
@@ -178,6 +182,7 @@ pub(super) fn outcome(from: &mut Reader<'_>) -> Result<Outcome, Malformed> {
         3 => Some(Cause::OutOfMemory(Box::new(out_of_memory(from)?))),
         4 => Some(Cause::Abort(from.text()?)),
         5 => Some(Cause::Lost(from.text()?)),
+        6 => Some(Cause::Device(from.text()?)),
         _ => return Err(Malformed::Content),
     };
     Ok(Outcome { failure, first })

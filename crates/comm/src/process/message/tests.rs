@@ -46,6 +46,7 @@ fn messages() -> Vec<Message> {
         Some(Cause::OutOfMemory(Box::new(memory))),
         Some(Cause::Abort("a".into())),
         Some(Cause::Lost("l".into())),
+        Some(Cause::Device("d".into())),
     ];
     let ended = |(i, failure)| Message::Ended {
         run: 5,
