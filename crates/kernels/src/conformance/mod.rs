@@ -3,6 +3,8 @@
 //! threads and streams; `plica selftest --device cuda` runs them on a card.
 
 mod elementwise;
+mod permute;
+mod topk;
 mod twin;
 
 pub use twin::Twin;
@@ -34,5 +36,7 @@ pub(crate) fn case(
 pub fn cases() -> Vec<Case> {
     let mut all = Vec::new();
     elementwise::cases(&mut all);
+    permute::cases(&mut all);
+    topk::cases(&mut all);
     all
 }

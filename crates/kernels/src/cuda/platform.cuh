@@ -142,6 +142,30 @@ template <class A> DEVICE A block_max(A x, A* scratch) {
     return largest;
 }
 
+// ---- the largest, ties to the lower index
+// A place in a falling order: before all others that are smaller, or equal and of a higher index.
+template <class A> struct Ranked {
+    A value;
+    int index;
+};
+constexpr int NO_INDEX = 0x7fffffff;
+template <class A> DEVICE bool precedes(Ranked<A> a, Ranked<A> b) {
+    return a.value > b.value || (a.value == b.value && a.index < b.index);
+}
+// What stands before and behind everything.
+template <class A> DEVICE Ranked<A> before_all() { Ranked<A> r; r.value = infinity<A>(); r.index = -1; return r; }
+template <class A> DEVICE Ranked<A> behind_all() { Ranked<A> r; r.value = -infinity<A>(); r.index = NO_INDEX; return r; }
+// The first of the lanes' ones, on every lane.
+template <class A> DEVICE Ranked<A> warp_first(Ranked<A> best) {
+    for (int distance = 16; distance > 0; distance >>= 1) {
+        Ranked<A> other;
+        other.value = __shfl_xor_sync(WHOLE_WARP, best.value, distance);
+        other.index = __shfl_xor_sync(WHOLE_WARP, best.index, distance);
+        if (precedes(other, best)) best = other;
+    }
+    return best;
+}
+
 // ---- tensor cores and asynchronous copies (sm_80 and newer)
 // d[16 x 8] += a[16 x 16] b[16 x 8], bf16 operands and f32 sums, in the fragment layouts of the PTX manual
 // (mma.m16n8k16): lane l holds rows l / 4 and l / 4 + 8 and columns 2 (l % 4), + 1 of d.

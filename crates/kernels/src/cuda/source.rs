@@ -31,4 +31,8 @@ macro_rules! sources {
 sources! {
     /// Arithmetic element by element.
     ELEMENTWISE = "elementwise", "../ops/elementwise.cu";
+    /// Rows and weights moved by index lists.
+    PERMUTE = "permute", "../ops/permute.cu";
+    /// The k largest of every row.
+    TOPK = "topk", "../ops/topk.cu";
 }

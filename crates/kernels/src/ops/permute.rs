@@ -11,6 +11,7 @@ use crate::ledger::Category;
 use crate::ops::elementwise::grain_rows;
 use crate::tensor::Tensor;
 
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -103,6 +104,9 @@ pub fn gather_rows_into<T: Element>(dst: &mut Tensor<T>, dst_row: usize, x_td: &
     assert_eq!(dst.row_len(), row_len, "row lengths");
     assert!(dst_row + index.len() <= dst.rows(), "rows from {dst_row}, {} of {}", index.len(), dst.rows());
     let device = dst.device().clone();
+    if let Some(gpu) = device.gpu() {
+        return cuda::gather_into(gpu, dst, dst_row, x_td, index);
+    }
     let from = x_td.data();
     let to = &mut dst.data_mut()[dst_row * row_len..(dst_row + index.len()) * row_len];
     device.pool().for_rows_mut(to, row_len, grain_rows(row_len), |first, to| {
@@ -123,6 +127,9 @@ pub fn gather_rows_into<T: Element>(dst: &mut Tensor<T>, dst_row: usize, x_td: &
 /// # Panics
 /// When a listed row is out of range.
 pub fn scatter_sum<T: Float>(y_nd: &Tensor<T>, index: &CsrIndex) -> Tensor<T> {
+    if let Some(gpu) = y_nd.device().gpu() {
+        return cuda::scatter_sum(gpu, y_nd, index);
+    }
     let from = y_nd.data();
     let row_len = y_nd.row_len();
     let shape = y_nd.shape().with_rows(index.targets_count());
@@ -137,9 +144,14 @@ pub fn scatter_sum<T: Float>(y_nd: &Tensor<T>, index: &CsrIndex) -> Tensor<T> {
 pub fn scatter_sum_sources<T: Float>(device: &Device, sources: &[&Tensor<T>], index: &CsrIndex) -> Tensor<T> {
     let first = sources.first().expect("at least one source");
     let row_len = first.row_len();
-    let mut rows: Vec<&[T]> = Vec::with_capacity(sources.iter().map(|s| s.rows()).sum());
     for source in sources {
         assert_eq!(source.dims()[1..], first.dims()[1..], "shapes below the rows");
+    }
+    if let Some(gpu) = device.gpu() {
+        return cuda::scatter_sum_sources(gpu, device, sources, index);
+    }
+    let mut rows: Vec<&[T]> = Vec::with_capacity(sources.iter().map(|s| s.rows()).sum());
+    for source in sources {
         let data = source.data();
         rows.extend((0..source.rows()).map(|r| &data[r * row_len..(r + 1) * row_len]));
     }
@@ -208,8 +220,12 @@ fn sum_strip<'a, T: Float>(out: &mut [T], a: &[T], b: &[T], others: impl Iterato
 /// # Panics
 /// When an index is out of range.
 pub fn gather_weights<T: Element>(w: &Tensor<T>, index: &[u32]) -> Tensor<T> {
-    let from = w.data();
     let mut y_n = Tensor::empty(w.device(), [index.len()], Category::Activation);
+    if let Some(gpu) = w.device().gpu() {
+        cuda::gather(gpu, &mut y_n, 0, w, 1, index);
+        return y_n;
+    }
+    let from = w.data();
     for (y, &i) in y_n.data_mut().iter_mut().zip(index) {
         *y = if i == EMPTY_ROW { T::default() } else { from[i as usize] };
     }
@@ -228,6 +244,10 @@ pub fn scatter_weights<T: Element>(
 ) -> Tensor<T> {
     assert_eq!(dy_n.len(), index.len(), "one index a value");
     let mut dw = Tensor::zeros(dy_n.device(), shape, Category::Activation);
+    if let Some(gpu) = dy_n.device().gpu() {
+        cuda::scatter(gpu, &mut dw, dy_n, index);
+        return dw;
+    }
     let to = dw.data_mut();
     for (&value, &i) in dy_n.data().iter().zip(index) {
         if i != EMPTY_ROW {

@@ -12,6 +12,7 @@ use crate::ops::elementwise::grain_rows;
 use crate::ops::shared::SharedMut;
 use crate::tensor::Tensor;
 
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -27,6 +28,9 @@ pub fn topk_rows<A: Real>(scores_te: &Tensor<A>, k: usize) -> Result<(Tensor<i32
     let &[tokens, candidates] = scores_te.dims() else { panic!("a matrix, not {:?}", scores_te.shape()) };
     if k > candidates {
         return Err(KernelError::TooManyChosen { k, candidates });
+    }
+    if let Some(gpu) = scores_te.device().gpu() {
+        return cuda::topk_rows(gpu, scores_te, k);
     }
     let device = scores_te.device();
     let mut ids_tk = Tensor::<i32>::empty(device, [tokens, k], Category::Activation);
