@@ -1,5 +1,4 @@
-//! What carries out the work of one GPU for one rank: memory, copies, launches, on two streams with events between
-//! them. Memory is stream-ordered: an address may be freed while kernels that use it are still queued on the compute
+//! What carries out the work of one GPU for one rank: memory, copies, launches, on streams with events between them. Memory is stream-ordered: an address may be freed while kernels that use it are still queued on the compute
 //! stream. Addresses are those of the device; only the emulator's can be read by the host.
 
 use std::any::Any;
@@ -16,6 +15,9 @@ pub enum Stream {
     Compute,
     /// What travels between GPUs beside the compute stream.
     Communication,
+    /// One of further queues, by number, made when it is first used: messages from one GPU to another, which wait for
+    /// nothing but their receiver.
+    Channel(u32),
 }
 
 /// A place in a stream that another stream, or the host, can wait for.
@@ -122,6 +124,9 @@ pub trait Runtime: std::fmt::Debug + Send + Sync {
 
     /// Waits until the stream is empty.
     fn synchronize(&self, stream: Stream) -> Result<(), CudaError>;
+
+    /// Whether everything before the event is done; does not wait. Any thread may ask.
+    fn reached(&self, event: &Event) -> Result<bool, CudaError>;
 
     /// Milliseconds between two events, waiting for the later one.
     fn elapsed_ms(&self, from: &Event, to: &Event) -> Result<f64, CudaError>;

@@ -75,7 +75,7 @@ pub struct Emulator {
     order: Order,
     timing: Timing,
     memory: Arc<Memory>,
-    queues: Box<Mutex<Queues>>,
+    queues: Arc<Mutex<Queues>>,
     launches: AtomicUsize,
 }
 
@@ -95,7 +95,7 @@ impl Emulator {
             order: options.order,
             timing: options.timing,
             memory: Arc::new(Memory::new(options.memory_bytes)),
-            queues: Box::new(Mutex::new(Queues::default())),
+            queues: Arc::default(),
             launches: AtomicUsize::new(0),
         }
     }
@@ -113,7 +113,7 @@ impl Emulator {
         let mut queues = self.queues();
         queues.push(stream, command);
         match self.timing {
-            Timing::Immediate => queues.run(stream),
+            Timing::Immediate => queues.advance(stream).map(drop),
             Timing::Late => Ok(()),
         }
     }
@@ -206,13 +206,21 @@ impl Runtime for Emulator {
     }
 
     fn synchronize(&self, stream: Stream) -> Result<(), CudaError> {
-        self.queues().run(stream)
+        queue::run(&self.queues, stream)
+    }
+
+    fn reached(&self, event: &Event) -> Result<bool, CudaError> {
+        let mark = Emulator::own_event(event);
+        if self.timing == Timing::Immediate {
+            self.queues().advance(mark.stream())?;
+        }
+        Ok(mark.is_reached())
     }
 
     fn elapsed_ms(&self, from: &Event, to: &Event) -> Result<f64, CudaError> {
         let (from, to) = (Emulator::own_event(from), Emulator::own_event(to));
         for mark in [&from, &to] {
-            self.queues().run(mark.stream())?;
+            queue::run(&self.queues, mark.stream())?;
         }
         Ok(to.since(&from).as_secs_f64() * 1e3)
     }
@@ -237,14 +245,12 @@ impl Runtime for Emulator {
 
 impl Drop for Emulator {
     fn drop(&mut self) {
-        // Work that nobody waited for still frees its memory.
-        for stream in [Stream::Compute, Stream::Communication] {
-            let left = self.queues().run(stream);
-            if let Err(error) = left
-                && !std::thread::panicking()
-            {
-                panic!("{error}");
-            }
+        // Work that nobody waited for still frees its memory; what waits for other devices is given up.
+        let left = self.queues().close();
+        if let Err(error) = left
+            && !std::thread::panicking()
+        {
+            panic!("{error}");
         }
     }
 }

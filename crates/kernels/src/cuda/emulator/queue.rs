@@ -1,6 +1,6 @@
-//! Streams of an emulated device: two queues of commands and the marks that order them.
+//! Streams of an emulated device: queues of commands and the marks that order them.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -27,6 +27,10 @@ impl Mark {
         *self.reached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub(super) fn is_reached(&self) -> bool {
+        self.time().is_some()
+    }
+
     fn reach(&self) {
         *self.reached.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
@@ -37,10 +41,20 @@ impl Mark {
     }
 }
 
+/// Work of foreign code: a function that is called until it says that the work is done, and its argument.
+pub(super) struct Foreign {
+    work: extern "C" fn(*mut c_void) -> i32,
+    argument: *mut c_void,
+}
+// SAFETY: the foreign caller promises that its argument may be used on whatever thread runs the queue.
+unsafe impl Send for Foreign {}
+
 /// What a stream holds.
 pub(super) enum Command {
     /// Work.
     Run(Box<dyn FnOnce() -> Result<(), CudaError> + Send>),
+    /// Work that may have to wait for other devices.
+    Foreign(Foreign),
     /// Reaches a mark.
     Record(Arc<Mark>),
     /// Goes no further before a mark is reached.
@@ -51,6 +65,7 @@ impl std::fmt::Debug for Command {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Command::Run(_) => "Run",
+            Command::Foreign(_) => "Foreign",
             Command::Record(_) => "Record",
             Command::Wait(_) => "Wait",
         })
@@ -60,95 +75,123 @@ impl std::fmt::Debug for Command {
 /// The streams of a device.
 #[derive(Debug, Default)]
 pub(super) struct Queues {
-    compute: VecDeque<Command>,
-    communication: VecDeque<Command>,
+    streams: HashMap<Stream, VecDeque<Command>>,
+    /// What went wrong while another device ran these queues.
+    failed: Option<CudaError>,
 }
 
 impl Queues {
     fn of(&mut self, stream: Stream) -> &mut VecDeque<Command> {
-        match stream {
-            Stream::Compute => &mut self.compute,
-            Stream::Communication => &mut self.communication,
-        }
+        self.streams.entry(stream).or_default()
     }
 
     pub(super) fn push(&mut self, stream: Stream, command: Command) {
         self.of(stream).push_back(command);
     }
 
-    /// Runs a stream to its end, and of the other as much as it waits for.
-    pub(super) fn run(&mut self, stream: Stream) -> Result<(), CudaError> {
-        while let Some(command) = self.of(stream).pop_front() {
-            self.step(command)?;
-        }
-        Ok(())
+    /// Runs a stream, and of the others as much as it waits for, as far as foreign work lets it. Whether it is empty.
+    pub(super) fn advance(&mut self, stream: Stream) -> Result<bool, CudaError> {
+        self.failed.take().map_or(Ok(()), Err)?;
+        self.advance_to(stream, None)
     }
 
-    fn step(&mut self, command: Command) -> Result<(), CudaError> {
+    /// Runs all streams as far as that goes and forgets the rest.
+    pub(super) fn close(&mut self) -> Result<(), CudaError> {
+        let streams: Vec<Stream> = self.streams.keys().copied().collect();
+        let result = streams.into_iter().try_for_each(|stream| self.advance(stream).map(drop));
+        self.streams.clear();
+        result
+    }
+
+    /// Runs a stream to a mark, or to its end; false where foreign work is in the way.
+    fn advance_to(&mut self, stream: Stream, mark: Option<&Mark>) -> Result<bool, CudaError> {
+        while mark.is_none_or(|mark| mark.time().is_none()) {
+            let Some(command) = self.of(stream).pop_front() else {
+                let none = CudaError::Kernel {
+                    source_name: "streams",
+                    kernel: "a wait for an event".into(),
+                    text: "the event was recorded by another device, or its stream failed".into(),
+                };
+                return if mark.is_none() { Ok(true) } else { Err(none) };
+            };
+            if let Some(command) = self.step(command)? {
+                self.of(stream).push_front(command);
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Does a command; hands it back where it cannot be done yet.
+    fn step(&mut self, command: Command) -> Result<Option<Command>, CudaError> {
         match command {
-            Command::Run(work) => work(),
+            Command::Run(work) => work().map(|()| None),
+            Command::Foreign(foreign) => {
+                let is_done = (foreign.work)(foreign.argument) == 0;
+                Ok((!is_done).then_some(Command::Foreign(foreign)))
+            }
             Command::Record(mark) => {
                 mark.reach();
-                Ok(())
+                Ok(None)
             }
             Command::Wait(mark) => {
-                while mark.time().is_none() {
-                    let Some(next) = self.of(mark.stream).pop_front() else {
-                        return Err(CudaError::Kernel {
-                            source_name: "streams",
-                            kernel: "a wait for an event".into(),
-                            text: "the event was recorded by another device, or its stream failed".into(),
-                        });
-                    };
-                    self.step(next)?;
-                }
-                Ok(())
+                let is_reached = self.advance_to(mark.stream, Some(&mark))?;
+                Ok((!is_reached).then_some(Command::Wait(mark)))
             }
         }
     }
 }
 
-/// How foreign code queues work on a stream of an emulated device: `raw_stream` points to one of these, whose first
-/// field is the function to call with the handle, a function, and its argument. For test libraries that stand for
-/// ones that take CUDA streams.
+/// Waits until a stream is empty.
+pub(super) fn run(queues: &Mutex<Queues>, stream: Stream) -> Result<(), CudaError> {
+    while !queues.lock().unwrap_or_else(PoisonError::into_inner).advance(stream)? {
+        // Another device has to do its part first.
+        std::thread::sleep(Duration::from_micros(50));
+    }
+    Ok(())
+}
+
+/// How foreign code queues work on a stream of an emulated device: `raw_stream` points to one of these. For test
+/// libraries that stand for ones that take CUDA streams.
 #[repr(C)]
 pub struct Enqueue {
-    /// Queues `work(argument)`; 0, or 1 where running it (at once, on an immediate device) failed.
-    pub enqueue: extern "C" fn(*mut Enqueue, work: extern "C" fn(*mut c_void), argument: *mut c_void) -> i32,
-    queues: *const Mutex<Queues>,
+    /// Queues `work(argument)`, which returns 0 when it is done and is called again when not; 0, or 1 where running
+    /// the stream (at once, on an immediate device) failed.
+    pub enqueue:
+        extern "C" fn(*mut Enqueue, work: extern "C" fn(*mut c_void) -> i32, argument: *mut c_void) -> i32,
+    /// Runs the stream as far as that goes without waiting, unless it is being run: for work that waits for the
+    /// work of another device.
+    pub advance: extern "C" fn(*mut Enqueue),
+    queues: Arc<Mutex<Queues>>,
     immediate: bool,
     stream: Stream,
 }
 
-struct Carried(*mut c_void);
-// SAFETY: the foreign caller promises that its argument may be used on whatever thread runs the queue.
-unsafe impl Send for Carried {}
-
-impl Carried {
-    fn pointer(self) -> *mut c_void {
-        self.0
-    }
+extern "C" fn enqueue(
+    own: *mut Enqueue,
+    work: extern "C" fn(*mut c_void) -> i32,
+    argument: *mut c_void,
+) -> i32 {
+    // SAFETY: a handle is made by `Enqueue::handle` and never freed.
+    let own = unsafe { &*own };
+    let mut queues = own.queues.lock().unwrap_or_else(PoisonError::into_inner);
+    queues.push(own.stream, Command::Foreign(Foreign { work, argument }));
+    if own.immediate { i32::from(queues.advance(own.stream).is_err()) } else { 0 }
 }
 
-extern "C" fn enqueue(own: *mut Enqueue, work: extern "C" fn(*mut c_void), argument: *mut c_void) -> i32 {
-    // SAFETY: a handle is made by `Enqueue::handle` and lives as long as its device's queues.
+extern "C" fn advance(own: *mut Enqueue) {
+    // SAFETY: as in `enqueue`.
     let own = unsafe { &*own };
-    // SAFETY: as above; the queues are behind a box that does not move.
-    let queues = unsafe { &*own.queues };
-    let carried = Carried(argument);
-    let run = move || {
-        work(carried.pointer());
-        Ok(())
-    };
-    let mut queues = queues.lock().unwrap_or_else(PoisonError::into_inner);
-    queues.push(own.stream, Command::Run(Box::new(run)));
-    if own.immediate { i32::from(queues.run(own.stream).is_err()) } else { 0 }
+    let Ok(mut queues) = own.queues.try_lock() else { return };
+    if let Err(error) = queues.advance(own.stream) {
+        queues.failed = Some(error); // for the device that they are of
+    }
 }
 
 impl Enqueue {
     /// A handle of a stream. It is small and never freed: foreign libraries keep streams for as long as they like.
-    pub(super) fn handle(queues: &Mutex<Queues>, immediate: bool, stream: Stream) -> *mut c_void {
-        let handle = Box::new(Enqueue { enqueue, queues, immediate, stream });
-        Box::into_raw(handle).cast()
+    pub(super) fn handle(queues: &Arc<Mutex<Queues>>, immediate: bool, stream: Stream) -> *mut c_void {
+        let queues = queues.clone();
+        Box::into_raw(Box::new(Enqueue { enqueue, advance, queues, immediate, stream })).cast()
     }
 }

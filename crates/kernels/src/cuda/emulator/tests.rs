@@ -113,9 +113,10 @@ fn late_streams_run_only_what_is_waited_for() {
 
 #[test]
 fn foreign_code_queues_on_a_stream() {
-    extern "C" fn add_one(argument: *mut c_void) {
+    extern "C" fn add_one(argument: *mut c_void) -> i32 {
         // SAFETY: the test passes the address of a counter that outlives the queue.
         unsafe { *argument.cast::<i32>() += 1 };
+        0
     }
     for (timing, at_once) in [(Timing::Immediate, 1), (Timing::Late, 0)] {
         let device = gpu(Order::Forward, timing);
@@ -131,5 +132,38 @@ fn foreign_code_queues_on_a_stream() {
         runtime.synchronize(Stream::Communication).expect("runs");
         // SAFETY: as above.
         assert_eq!(unsafe { *argument }, 1);
+    }
+}
+
+/// Work that waits for another device stops its own stream, not the host that queues it; what waits for it by an event
+/// waits too, other streams do not.
+#[test]
+fn foreign_work_that_has_to_wait() {
+    extern "C" fn is_set(argument: *mut c_void) -> i32 {
+        // SAFETY: the test passes the address of a flag that outlives the queue.
+        let flag = unsafe { &*argument.cast::<AtomicUsize>() };
+        i32::from(flag.load(Ordering::SeqCst) == 0)
+    }
+    for timing in [Timing::Immediate, Timing::Late] {
+        let device = gpu(Order::Forward, timing);
+        let gpu = device.gpu().expect("a GPU");
+        let flag = Box::new(AtomicUsize::new(0));
+        let handle = gpu.runtime().raw_stream(Stream::Channel(3)).cast::<Enqueue>();
+        // SAFETY: the handle is one, and the flag outlives the queue.
+        let code = unsafe { ((*handle).enqueue)(handle, is_set, (&raw const *flag).cast_mut().cast()) };
+        assert_eq!(code, 0);
+        let event = gpu.record(Stream::Channel(3));
+        let x = Tensor::<u8>::full(&device, [4], 9, Category::Activation);
+        assert_eq!(x.to_vec(), [9; 4], "the compute stream does not wait");
+        assert!(!gpu.runtime().reached(&event).expect("a question"));
+        gpu.wait(Stream::Compute, &event);
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| x.to_vec());
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            assert!(!reader.is_finished(), "the compute stream waits for the channel");
+            flag.store(1, Ordering::SeqCst);
+            assert_eq!(reader.join().expect("no panic"), [9; 4]);
+        });
+        assert!(gpu.runtime().reached(&event).expect("a question"));
     }
 }
