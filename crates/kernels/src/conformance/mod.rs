@@ -3,6 +3,8 @@
 //! threads and streams; `plica selftest --device cuda` runs them on a card.
 
 mod elementwise;
+mod gemm;
+mod grouped_gemm;
 mod permute;
 mod topk;
 mod twin;
@@ -36,6 +38,8 @@ pub(crate) fn case(
 pub fn cases() -> Vec<Case> {
     let mut all = Vec::new();
     elementwise::cases(&mut all);
+    gemm::cases(&mut all);
+    grouped_gemm::cases(&mut all);
     permute::cases(&mut all);
     topk::cases(&mut all);
     all

@@ -166,6 +166,50 @@ template <class A> DEVICE Ranked<A> warp_first(Ranked<A> best) {
     return best;
 }
 
+// ---- products c [m, n] of matrices whose rows are in groups, cut into tiles of TM rows and TN columns
+// The rows that a tile makes (`row` to `row_end`, at most TM of them), its first column, the part of the inner dim that
+// it sums over, and the group whose matrix it takes.
+struct Tile {
+    i64 group, row, row_end, column, k, k_end;
+};
+// First row of a group. `starts` holds groups + 1 of them; without it there is one group of all `rows`. Rows behind the
+// last group are one more group.
+DEVICE i64 group_start(const int* starts, i64 groups, i64 rows, i64 group) {
+    if (group > groups) return rows;
+    return starts ? i64(starts[group]) : group * rows;
+}
+// Neighbouring blocks take tiles of 8 rows of tiles: what they read stays in the second-level cache.
+DEVICE void banded(i64 t, i64 rows, i64 columns, i64& row, i64& column) {
+    constexpr i64 BAND = 8;
+    i64 band = t / (BAND * columns), within = t % (BAND * columns);
+    i64 height = min_of(BAND, rows - band * BAND);
+    row = band * BAND + within % height;
+    column = within / height;
+}
+// Rows of tiles where the groups are of rows of c: group g has those from start / TM + g on, which is enough for its
+// last, ragged one and needs no sum over the groups before. Some have no rows.
+DEVICE i64 row_tiles(i64 tm, i64 groups, i64 m) { return m / tm + groups + 1; }
+// Tile `t` of row_tiles x ceil(n / TN). A tile behind the last group has nothing to sum.
+template <int TM, int TN> DEVICE Tile tile_of_rows(i64 t, const int* starts, i64 groups, i64 m, i64 n, i64 k) {
+    i64 slot, column;
+    banded(t, row_tiles(TM, groups, m), ceil_div(n, TN), slot, column);
+    i64 low = 0, high = groups;
+    while (low < high) {
+        i64 middle = (low + high + 1) / 2;
+        if (group_start(starts, groups, m, middle) / TM + middle <= slot) low = middle;
+        else high = middle - 1;
+    }
+    i64 start = group_start(starts, groups, m, low), row = start + (slot - (start / TM + low)) * TM;
+    return {low, row, min_of(row + TM, group_start(starts, groups, m, low + 1)), column * TN, 0, low < groups ? k : 0};
+}
+// Tile `t` of groups x ceil(m / TM) x ceil(n / TN), where the groups are parts of the inner dim.
+template <int TM, int TN> DEVICE Tile tile_of_inner(i64 t, const int* starts, i64 groups, i64 m, i64 n, i64 k) {
+    i64 rows = ceil_div(m, TM), columns = ceil_div(n, TN), group = t / (rows * columns), row, column;
+    banded(t % (rows * columns), rows, columns, row, column);
+    i64 first = group_start(starts, groups, k, group), last = group_start(starts, groups, k, group + 1);
+    return {group, row * TM, min_of(row * TM + TM, m), column * TN, first, last};
+}
+
 // ---- tensor cores and asynchronous copies (sm_80 and newer)
 // d[16 x 8] += a[16 x 16] b[16 x 8], bf16 operands and f32 sums, in the fragment layouts of the PTX manual
 // (mma.m16n8k16): lane l holds rows l / 4 and l / 4 + 8 and columns 2 (l % 4), + 1 of d.

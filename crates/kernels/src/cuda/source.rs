@@ -31,8 +31,12 @@ macro_rules! sources {
 sources! {
     /// Arithmetic element by element.
     ELEMENTWISE = "elementwise", "../ops/elementwise.cu";
+    /// Matrix products of every element type, without tensor cores.
+    GEMM = "gemm", "../ops/gemm.cu";
     /// Rows and weights moved by index lists.
     PERMUTE = "permute", "../ops/permute.cu";
+    /// bf16 matrix products on tensor cores.
+    TENSOR_GEMM = "tensor_gemm", "../ops/gemm/tensor_gemm.cu";
     /// The k largest of every row.
     TOPK = "topk", "../ops/topk.cu";
 }

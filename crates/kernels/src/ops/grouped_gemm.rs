@@ -4,14 +4,19 @@
 //! busy and empty groups cost nothing. Types and rounding as in `gemm`. Source: the grouped formulation of
 //! Gale et al., "MegaBlocks" (2022), section 5, without its block-sparse format.
 
+mod cuda;
+mod on_device;
 #[cfg(test)]
 mod tests;
+
+pub use on_device::{grouped_accumulate_tn_on_device, grouped_nn_on_device, grouped_nt_on_device};
 
 use crate::dtype::{Element, Float};
 use crate::ledger::Category;
 use crate::ops::gemm::product::{Product, View, run};
 use crate::ops::gemm::widen::{rounded, widened};
 use crate::tensor::Tensor;
+use cuda::Counts;
 
 /// Sizes of a 2-d row tensor and a 3-d expert tensor, checked against the counts: (rows, columns, n, k).
 fn sizes<T: Element, U: Element>(
@@ -19,12 +24,21 @@ fn sizes<T: Element, U: Element>(
     experts_enk: &Tensor<U>,
     counts: &[usize],
 ) -> (usize, usize, usize, usize) {
+    let (experts, sizes) = shapes(rows_r, experts_enk);
+    assert_eq!(experts, counts.len(), "one count an expert");
+    assert_eq!(sizes.0, counts.iter().sum::<usize>(), "counts {counts:?} add up to the rows");
+    sizes
+}
+
+/// The same without counts: experts and (rows, columns, n, k).
+fn shapes<T: Element, U: Element>(
+    rows_r: &Tensor<T>,
+    experts_enk: &Tensor<U>,
+) -> (usize, (usize, usize, usize, usize)) {
     let ([r, columns], [experts, n, k]) = (rows_r.dims(), experts_enk.dims()) else {
         panic!("rows are 2-d and experts 3-d, got {:?} and {:?}", rows_r.dims(), experts_enk.dims());
     };
-    assert_eq!(*experts, counts.len(), "one count an expert");
-    assert_eq!(*r, counts.iter().sum::<usize>(), "counts {counts:?} add up to the rows");
-    (*r, *columns, *n, *k)
+    (*experts, (*r, *columns, *n, *k))
 }
 
 /// First row of every group.
@@ -47,6 +61,9 @@ pub fn grouped_nt<T: Float, U: Float<Acc = T::Acc>>(
 ) -> Tensor<T> {
     let (r, columns, n, k) = sizes(x_rk, w_enk, counts);
     assert_eq!(columns, k, "inner sizes of x {:?} and w {:?}", x_rk.dims(), w_enk.dims());
+    if let Some(gpu) = x_rk.device().gpu() {
+        return cuda::nt(gpu, x_rk, w_enk, Counts::Host(counts));
+    }
     let (x, w) = (widened(x_rk), widened(w_enk));
     let mut y = Tensor::empty(x_rk.device(), [r, n], Category::Activation);
     let product = |(e, first): (usize, usize)| Product {
@@ -73,6 +90,9 @@ pub fn grouped_nn<T: Float, U: Float<Acc = T::Acc>>(
 ) -> Tensor<T> {
     let (r, columns, n, k) = sizes(dy_rn, w_enk, counts);
     assert_eq!(columns, n, "inner sizes of dy {:?} and w {:?}", dy_rn.dims(), w_enk.dims());
+    if let Some(gpu) = dy_rn.device().gpu() {
+        return cuda::nn(gpu, dy_rn, w_enk, Counts::Host(counts));
+    }
     let (dy, w) = (widened(dy_rn), widened(w_enk));
     let mut dx = Tensor::empty(dy_rn.device(), [r, k], Category::Activation);
     let product = |(e, first): (usize, usize)| Product {
@@ -101,6 +121,9 @@ pub fn grouped_accumulate_tn<U: Float, V: Float<Acc = U::Acc>>(
     let (r, columns, n, k) = sizes(dy_rn, grad_enk, counts);
     assert_eq!(columns, n, "columns of dy {:?} and gradient {:?}", dy_rn.dims(), grad_enk.dims());
     assert_eq!(x_rk.dims(), [r, k], "x of dy {:?} and gradient {:?}", dy_rn.dims(), grad_enk.dims());
+    if let Some(gpu) = dy_rn.device().gpu() {
+        return cuda::tn(gpu, grad_enk, dy_rn, x_rk, Counts::Host(counts));
+    }
     let (dy, x) = (widened(dy_rn), widened(x_rk));
     let product = |(e, first): (usize, usize)| Product {
         m: n,

@@ -1,0 +1,125 @@
+// Matrix products of any sizes, element types and alignments on the ordinary arithmetic units, plain or over groups of
+// rows whose sizes are read on the device: c [m, n] = [c +] a b with sums in the accumulator type, rounded once. bf16
+// with bf16 is in gemm/tensor_gemm.cu.
+//
+// Work: 2 m n k operations. A block of 256 threads makes 64 x 64 of c, 4 x 4 a thread, from slices of 16 of the inner
+// dim, kept twice in 17 KiB (f64: 34 KiB) of shared memory: while one is used, the next one is on its way through
+// registers. 16 multiply-adds of a thread need two 16-byte reads of shared memory. Bytes moved: a is read n / 64 times,
+// b m / 64 times (mostly from the second-level cache), c written once. Floor: the larger of operations over the peak of
+// the f32 (f64) units and (m k + k n + m n) elements over the bandwidth. Not measured.
+
+constexpr int TILE = 64, DEPTH = 16, THREADS = 256;
+// Room behind each row of a slice: threads that write one row of an operand meet fewer equal banks.
+constexpr int STRIDE = TILE + 4;
+
+enum Layout { NT = 0, NN = 1, TN = 2 };
+
+// This thread's part of a slice, 4 elements. `inner`: consecutive elements of memory are along the inner dim.
+template <class T> DEVICE void fetch(acc_t<T> (&part)[4], const T* from, bool inner, i64 stride, i64 outer, i64 outer_end, i64 k, i64 k_end) {
+    for (int i = 0; i < 4; i++) {
+        int at = int(threadIdx.x) + i * THREADS;
+        i64 o = outer + (inner ? at / DEPTH : at % TILE), l = k + (inner ? at % DEPTH : at / TILE);
+        part[i] = o < outer_end && l < k_end ? to_acc(from[inner ? o * stride + l : l * stride + o]) : acc_t<T>(0);
+    }
+}
+template <class A> DEVICE void put(A* slice, const A (&part)[4], bool inner) {
+    for (int i = 0; i < 4; i++) {
+        int at = int(threadIdx.x) + i * THREADS;
+        slice[inner ? at % DEPTH * STRIDE + at / DEPTH : at / TILE * STRIDE + at % TILE] = part[i];
+    }
+}
+template <class A> DEVICE void four(A (&values)[4], const A* from) {
+    for (int i = 0; i < 4; i += Pack<A>::COUNT) {
+        Pack<A> pack = load_pack(from + i);
+        for (int j = 0; j < Pack<A>::COUNT; j++) values[i + j] = pack.v[j];
+    }
+}
+
+template <class T, class U, class V>
+DEVICE void sum_tile(const Tile& tile, const T* a, const U* b, V* c, i64 layout, i64 m, i64 n, i64 k, bool accumulate, acc_t<V>* slices) {
+    typedef acc_t<V> A;
+    constexpr int SLICE = DEPTH * STRIDE;
+    bool a_inner = layout != TN, b_inner = layout == NT;
+    i64 a_stride = a_inner ? k : m, b_stride = b_inner ? k : n;
+    A *slices_a = slices, *slices_b = slices + 2 * SLICE;
+    int rows = int(threadIdx.x) / 16 * 4, columns = int(threadIdx.x) % 16 * 4;
+    A sum[4][4] = {}, part_a[4], part_b[4];
+    i64 steps = ceil_div(tile.k_end - tile.k, i64(DEPTH));
+    for (i64 step = 0; step <= steps; step++) {
+        if (step < steps) {
+            i64 l = tile.k + step * DEPTH;
+            fetch(part_a, a, a_inner, a_stride, tile.row, tile.row_end, l, tile.k_end);
+            fetch(part_b, b, b_inner, b_stride, tile.column, n, l, tile.k_end);
+        }
+        if (step > 0) {
+            const A *own_a = slices_a + (step - 1) % 2 * SLICE + rows, *own_b = slices_b + (step - 1) % 2 * SLICE + columns;
+#pragma unroll
+            for (int l = 0; l < DEPTH; l++) {
+                A x[4], y[4];
+                four(x, own_a + l * STRIDE);
+                four(y, own_b + l * STRIDE);
+                for (int i = 0; i < 4; i++)
+                    for (int j = 0; j < 4; j++) sum[i][j] += x[i] * y[j];
+            }
+        }
+        if (step < steps) {
+            put(slices_a + step % 2 * SLICE, part_a, a_inner);
+            put(slices_b + step % 2 * SLICE, part_b, b_inner);
+        }
+        __syncthreads();
+    }
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 4; j++) {
+            i64 row = tile.row + rows + i, column = tile.column + columns + j;
+            if (row >= tile.row_end || column >= n) continue;
+            V* out = c + row * n + column;
+            *out = from_acc<V>(accumulate ? to_acc(*out) + sum[i][j] : sum[i][j]);
+        }
+}
+
+template <class T, class U, class V>
+DEVICE void product(const T* a, const U* b, V* c, const int* starts, i64 groups, i64 layout, i64 m, i64 n, i64 k, bool accumulate, acc_t<V>* slices) {
+    i64 columns = ceil_div(n, i64(TILE));
+    i64 tiles = layout == TN ? groups * ceil_div(m, i64(TILE)) * columns : row_tiles(TILE, groups, m) * columns;
+    for (i64 t = blockIdx.x; t < tiles; t += gridDim.x) {
+        Tile tile = layout == TN ? tile_of_inner<TILE, TILE>(t, starts, groups, m, n, k) : tile_of_rows<TILE, TILE>(t, starts, groups, m, n, k);
+        // Nothing to add leaves every bit of c.
+        if (tile.row >= tile.row_end || (accumulate && tile.k >= tile.k_end)) continue;
+        const U* own_b = layout == TN ? b : b + tile.group * n * k;
+        V* own_c = layout == TN ? c + tile.group * m * n : c;
+        sum_tile(tile, a, own_b, own_c, layout, m, n, k, accumulate, slices);
+    }
+}
+
+// m, n, k are those of the product; groups are of its rows (nt, nn), or of its inner dim (tn).
+#define PRODUCT(T, U, V, TYPES)                                                                                            \
+    KERNEL __launch_bounds__(256) void product_##TYPES(const T* a, const U* b, V* c, const int* starts, i64 groups, i64 layout, i64 m, \
+                                                       i64 n, i64 k, i64 accumulate) {                                      \
+        SHARED(acc_t<V>, slices, 4 * DEPTH * STRIDE);                                                                       \
+        product(a, b, c, starts, groups, layout, m, n, k, accumulate != 0, slices);                                         \
+    }                                                                                                                       \
+    EXPORT(product_##TYPES)
+PRODUCT(float, float, float, f32_f32_f32)
+PRODUCT(float, float, bf16, f32_f32_bf16)
+PRODUCT(float, bf16, float, f32_bf16_f32)
+PRODUCT(float, bf16, bf16, f32_bf16_bf16)
+PRODUCT(bf16, float, float, bf16_f32_f32)
+PRODUCT(bf16, float, bf16, bf16_f32_bf16)
+PRODUCT(double, double, double, f64_f64_f64)
+
+// starts[g] = rows of the groups before g, at most `rows`; starts[groups] is their sum. One warp.
+KERNEL __launch_bounds__(32) void group_starts(const int* counts, int* starts, i64 groups, i64 rows) {
+    i64 before = 0;
+    int lane = int(threadIdx.x);
+    for (i64 first = 0; first < groups; first += 32) {
+        i64 sum = first + lane < groups ? i64(counts[first + lane]) : 0;
+        for (int distance = 1; distance < 32; distance *= 2) {
+            i64 left = __shfl_up_sync(WHOLE_WARP, sum, unsigned(distance));
+            if (lane >= distance) sum += left;
+        }
+        if (first + lane < groups) starts[first + lane + 1] = int(min_of(before + sum, rows));
+        before += __shfl_sync(WHOLE_WARP, sum, 31);
+    }
+    if (lane == 0) starts[0] = 0;
+}
+EXPORT(group_starts)
