@@ -13,6 +13,16 @@ use plica_kernels::ops::attention::{
 };
 use plica_kernels::{Category, Device, Tensor};
 
+/// The CPU and, with the feature `emulator`, an emulated GPU.
+fn devices(threads: usize) -> Vec<Device> {
+    [
+        Device::cpu(threads),
+        #[cfg(feature = "emulator")]
+        plica_kernels::cuda::emulator::device(Default::default(), 1, None),
+    ]
+    .into()
+}
+
 fn tensor(device: &Device, goldens: &Goldens, name: &str) -> Tensor<f32> {
     let (shape, values) = &goldens[name];
     let values: Vec<f32> = values.iter().map(|x| *x as f32).collect();
@@ -30,14 +40,17 @@ fn rows(goldens: &Goldens, name: &str) -> Option<Vec<usize>> {
 #[test]
 fn attention() {
     let Some(goldens) = load("attention") else { return };
-    let device = Device::cpu(2);
+    devices(2).iter().for_each(|device| attention_on(device, &goldens));
+}
+
+fn attention_on(device: &Device, goldens: &Goldens) {
     for case in ["causal_gqa", "sharp", "varlen", "sliding_window", "sinks", "mla_dims"] {
         let tolerance = if case == "sharp" { 2e-5 } else { 5e-6 };
-        let get = |name: &str| tensor(&device, &goldens, &format!("{case}/{name}"));
+        let get = |name: &str| tensor(device, goldens, &format!("{case}/{name}"));
         let (q, k, v) = (get("q"), get("k"), get("v"));
         let sinks = (case == "sinks").then(|| get("sinks"));
-        let documents = rows(&goldens, &format!("{case}/cu_seqlens")).unwrap_or(vec![0, q.rows()]);
-        let window = rows(&goldens, &format!("{case}/window")).map(|w| w[0]);
+        let documents = rows(goldens, &format!("{case}/cu_seqlens")).unwrap_or(vec![0, q.rows()]);
+        let window = rows(goldens, &format!("{case}/window")).map(|w| w[0]);
         let scale = goldens[&format!("{case}/scale")].1[0];
         let spec = AttentionSpec { window, ..AttentionSpec::causal(scale, &documents) };
         let (out, lse) = attention_forward(&q, &k, &v, sinks.as_ref(), &spec);
@@ -60,10 +73,13 @@ fn attention() {
 #[test]
 fn attention_parts() {
     let Some(goldens) = load("attention") else { return };
-    let device = Device::cpu(1);
-    let get = |name: &str| tensor(&device, &goldens, &format!("ring_parts/{name}"));
+    devices(1).iter().for_each(|device| attention_parts_on(device, &goldens));
+}
+
+fn attention_parts_on(device: &Device, goldens: &Goldens) {
+    let get = |name: &str| tensor(device, goldens, &format!("ring_parts/{name}"));
     let (q, k, v) = (get("q"), get("k"), get("v"));
-    let bounds = rows(&goldens, "ring_parts/bounds").expect("bounds");
+    let bounds = rows(goldens, "ring_parts/bounds").expect("bounds");
     let documents = [0, q.rows()];
     let (part_outs, part_lses) = (get("part_out"), get("part_lse"));
     let mut merged: Option<(Tensor<f32>, Tensor<f32>)> = None;

@@ -2,6 +2,7 @@
 //! element type, on ordinary and odd sizes and on no rows. Tests run the cases on emulated GPUs in several orders of
 //! threads and streams; `plica selftest --device cuda` runs them on a card.
 
+mod attention;
 mod elementwise;
 mod gemm;
 mod grouped_gemm;
@@ -37,6 +38,7 @@ pub(crate) fn case(
 /// Every case, family by family.
 pub fn cases() -> Vec<Case> {
     let mut all = Vec::new();
+    attention::cases(&mut all);
     elementwise::cases(&mut all);
     gemm::cases(&mut all);
     grouped_gemm::cases(&mut all);

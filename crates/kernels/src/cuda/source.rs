@@ -29,6 +29,8 @@ macro_rules! sources {
 }
 
 sources! {
+    /// Attention for every type and head size.
+    ATTENTION = "attention", "../ops/attention.cu";
     /// Arithmetic element by element.
     ELEMENTWISE = "elementwise", "../ops/elementwise.cu";
     /// Matrix products of every element type, without tensor cores.

@@ -13,6 +13,7 @@
 //! [`materialised_forward`] keeps the matrix of probabilities and can drop them.
 
 mod backward;
+mod cuda;
 mod forward;
 mod materialised;
 mod merge;
@@ -36,7 +37,7 @@ pub use merge::{apply_sinks, merge};
 pub use visible::{AttentionSpec, Rows};
 
 use crate::device::Device;
-use crate::dtype::{Element, Real};
+use crate::dtype::{Element, Float, Real};
 use crate::ledger::Category;
 use crate::ops::gemm::product::View;
 use crate::ops::gemm::transpose::transpose;
@@ -79,6 +80,25 @@ impl Sizes {
         assert!(*kv_heads > 0 && heads % kv_heads == 0, "{heads} query heads over {kv_heads} key heads");
         let (queries, keys, heads, kv_heads) = (*queries, *keys, *heads, *kv_heads);
         Sizes { queries, keys, heads, kv_heads, group: heads / kv_heads, d: *d, dv: *dv }
+    }
+
+    /// Of a backward, whose other tensors must fit too.
+    fn checked<T: Float>(
+        dout: &Tensor<T>,
+        q: &Tensor<T>,
+        k: &Tensor<T>,
+        v: &Tensor<T>,
+        out: &Tensor<T>,
+        lse: &Tensor<T::Acc>,
+    ) -> Sizes {
+        let sizes = Sizes::of(q, k, v);
+        assert_eq!(out.dims(), [sizes.queries, sizes.heads, sizes.dv], "output");
+        assert_eq!(
+            (dout.dims(), lse.dims()),
+            (out.dims(), &out.dims()[..2]),
+            "gradient and lse of the output"
+        );
+        sizes
     }
 }
 

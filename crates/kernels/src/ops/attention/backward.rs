@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use super::softmax::{LANES, dot, exp_minus, hide, log_add_exp};
 use super::visible::{AttentionSpec, Segment, Visibility, common};
-use super::{KEY_ROWS, QUERY_ROWS, Sizes, Tiled, load};
+use super::{KEY_ROWS, QUERY_ROWS, Sizes, Tiled, cuda, load};
 use num_traits::Float as _;
 
 use crate::device::Device;
@@ -48,6 +48,9 @@ pub fn attention_backward<T: Float>(
     lse: &Tensor<T::Acc>,
     spec: &AttentionSpec<'_>,
 ) -> AttentionGrads<T> {
+    if let Some(gpu) = q.device().gpu() {
+        return cuda::backward(gpu, dout, q, k, v, sinks, out, lse, spec);
+    }
     let grads = attention_block_backward(dout, q, k, v, sinks, out, lse, spec);
     let AttentionGrads { dq, dk, dv, dsinks } = grads;
     AttentionGrads { dq: rounded(dq), dk: rounded(dk), dv: rounded(dv), dsinks }
@@ -71,10 +74,11 @@ pub fn attention_block_backward<T: Float>(
     lse: &Tensor<T::Acc>,
     spec: &AttentionSpec<'_>,
 ) -> AttentionGrads<T::Acc> {
-    let sizes = Sizes::of(q, k, v);
+    if let Some(gpu) = q.device().gpu() {
+        return cuda::backward(gpu, dout, q, k, v, sinks, out, lse, spec);
+    }
+    let sizes = Sizes::checked(dout, q, k, v, out, lse);
     let device = q.device();
-    assert_eq!(out.dims(), [sizes.queries, sizes.heads, sizes.dv], "output");
-    assert_eq!((dout.dims(), lse.dims()), (out.dims(), &out.dims()[..2]), "gradient and lse of the output");
     let visibility = Visibility::new(spec, sizes.queries, sizes.keys);
     let segments = visibility.segments();
     let (totals, d_rows) = row_statistics(sizes, dout, out, lse, sinks);

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::softmax::{LANES, exp_minus, hide, largest, log_add_exp};
 use super::visible::{AttentionSpec, Visibility, common};
-use super::{KEY_ROWS, QUERY_ROWS, Sizes, Tiled, load};
+use super::{KEY_ROWS, QUERY_ROWS, Sizes, Tiled, cuda, load};
 use crate::device::Device;
 use crate::dtype::{Float, Real};
 use crate::ledger::Category;
@@ -24,6 +24,9 @@ pub fn attention_forward<T: Float>(
     sinks: Option<&Tensor<T>>,
     spec: &AttentionSpec<'_>,
 ) -> (Tensor<T>, Tensor<T::Acc>) {
+    if let Some(gpu) = q.device().gpu() {
+        return cuda::forward(gpu, q, k, v, sinks, spec);
+    }
     let (out, lse) = attention_block_forward(q, k, v, sinks, spec);
     (rounded(out), lse)
 }
@@ -40,6 +43,9 @@ pub fn attention_block_forward<T: Float>(
     sinks: Option<&Tensor<T>>,
     spec: &AttentionSpec<'_>,
 ) -> (Tensor<T::Acc>, Tensor<T::Acc>) {
+    if let Some(gpu) = q.device().gpu() {
+        return cuda::forward(gpu, q, k, v, sinks, spec);
+    }
     let sizes = Sizes::of(q, k, v);
     let visibility = Visibility::new(spec, sizes.queries, sizes.keys);
     let mut out = Tensor::empty(q.device(), [sizes.queries, sizes.heads, sizes.dv], Category::Activation);

@@ -2,6 +2,7 @@
 //! out = (e^la oa + e^lb ob) / (e^la + e^lb), lse = ln(e^la + e^lb). A part that saw no key (lse -inf) counts for
 //! nothing, whatever its output holds. Source: Liu et al., "Ring Attention" (2023); Dao et al. (2022), appendix.
 
+use super::cuda;
 use super::softmax::log_add_exp;
 use num_traits::Float as _;
 
@@ -30,6 +31,9 @@ pub fn merge<A: Real>(
     );
     let (device, rows) = (out_a.device(), lse_a.len());
     assert_eq!(rows * out_a.dim(2), out_a.len(), "out {:?} and lse {:?}", out_a.dims(), lse_a.dims());
+    if let Some(gpu) = device.gpu() {
+        return cuda::merge(gpu, (out_a, lse_a), (out_b, lse_b));
+    }
     let mut out = Tensor::empty(device, out_a.shape(), Category::Activation);
     let mut lse = Tensor::empty(device, lse_a.shape(), Category::Activation);
     for (l, (a, b)) in lse.data_mut().iter_mut().zip(lse_a.data().iter().zip(lse_b.data())) {
@@ -64,8 +68,11 @@ pub fn apply_sinks<T: Float>(out: &mut Tensor<T::Acc>, lse_th: &Tensor<T::Acc>, 
     let ([t, heads], dv) = (lse_th.dims(), out.dim(2)) else { panic!("lse is 2-d, got {:?}", lse_th.dims()) };
     assert_eq!(out.dims(), [*t, *heads, dv], "output and lse");
     assert_eq!(sinks.len(), *heads, "one sink a head");
-    let (lse, sinks) = (lse_th.data(), sinks.data());
     let device = out.device().clone();
+    if let Some(gpu) = device.gpu() {
+        return cuda::apply_sinks(gpu, out, lse_th, sinks);
+    }
+    let (lse, sinks) = (lse_th.data(), sinks.data());
     device.pool().for_rows_mut(out.data_mut(), dv, GRAIN, |first, rows| {
         for (i, row) in rows.chunks_exact_mut(dv).enumerate() {
             let at = first + i;

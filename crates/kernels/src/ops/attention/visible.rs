@@ -170,6 +170,16 @@ impl Visibility {
         }
     }
 
+    /// For every `tile` keys (the last may be fewer) the run of queries that see some of them; it may hold queries
+    /// without keys.
+    pub fn spans(&self, keys: usize, tile: usize) -> Vec<Range<usize>> {
+        let span = |first: usize| {
+            let end = self.runs.partition_point(|run| run.start < first + tile);
+            self.runs.partition_point(|run| run.end <= first).min(end)..end
+        };
+        (0..keys).step_by(tile).map(span).collect()
+    }
+
     /// Runs of queries, at least `SEGMENT_ROWS` long where possible, that share no key with another.
     pub fn segments(&self) -> Vec<Segment> {
         let mut segments = Vec::new();
