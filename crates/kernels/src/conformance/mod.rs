@@ -3,10 +3,12 @@
 //! threads and streams; `plica selftest --device cuda` runs them on a card.
 
 mod attention;
+mod copy;
 mod elementwise;
 mod gemm;
 mod grouped_gemm;
 mod permute;
+mod reduce;
 mod topk;
 mod twin;
 
@@ -39,10 +41,12 @@ pub(crate) fn case(
 pub fn cases() -> Vec<Case> {
     let mut all = Vec::new();
     attention::cases(&mut all);
+    copy::cases(&mut all);
     elementwise::cases(&mut all);
     gemm::cases(&mut all);
     grouped_gemm::cases(&mut all);
     permute::cases(&mut all);
+    reduce::cases(&mut all);
     topk::cases(&mut all);
     all
 }

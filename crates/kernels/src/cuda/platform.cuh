@@ -81,6 +81,9 @@ DEVICE float tanh_of(float x) { return tanhf(x); }
 DEVICE double tanh_of(double x) { return tanh(x); }
 DEVICE float pow_of(float x, float y) { return powf(x, y); }
 DEVICE double pow_of(double x, double y) { return pow(x, y); }
+// A product that is rounded on its own; a plain one may be fused with the sum that follows.
+DEVICE float mul_rn(float x, float y) { return __fmul_rn(x, y); }
+DEVICE double mul_rn(double x, double y) { return __dmul_rn(x, y); }
 template <class A> DEVICE A max_of(A a, A b) { return a > b ? a : b; }
 template <class A> DEVICE A min_of(A a, A b) { return a < b ? a : b; }
 template <class A> DEVICE A infinity();

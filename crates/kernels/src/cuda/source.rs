@@ -31,12 +31,16 @@ macro_rules! sources {
 sources! {
     /// Attention for every type and head size.
     ATTENTION = "attention", "../ops/attention.cu";
+    /// Exact copies.
+    COPY = "copy", "../ops/elementwise/copy.cu";
     /// Arithmetic element by element.
     ELEMENTWISE = "elementwise", "../ops/elementwise.cu";
     /// Matrix products of every element type, without tensor cores.
     GEMM = "gemm", "../ops/gemm.cu";
     /// Rows and weights moved by index lists.
     PERMUTE = "permute", "../ops/permute.cu";
+    /// Reductions.
+    REDUCE = "reduce", "../ops/elementwise/reduce.cu";
     /// bf16 matrix products on tensor cores.
     TENSOR_GEMM = "tensor_gemm", "../ops/gemm/tensor_gemm.cu";
     /// The k largest of every row.

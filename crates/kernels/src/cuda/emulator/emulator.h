@@ -229,6 +229,17 @@ inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __clz(int x) { return x ? __builtin_clz(unsigned(x)) : 32; }
 template <class T> inline T __ldg(const T* pointer) { return *pointer; }
 inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned((uint64_t(a) * b) >> 32); }
+// The empty statement hides where the product comes from, so that the compiler cannot fuse it.
+inline float __fmul_rn(float a, float b) {
+    float product = a * b;
+    asm("" : "+x"(product));
+    return product;
+}
+inline double __dmul_rn(double a, double b) {
+    double product = a * b;
+    asm("" : "+x"(product));
+    return product;
+}
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline int atomicAdd(int* p, int v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
 inline unsigned atomicAdd(unsigned* p, unsigned v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }

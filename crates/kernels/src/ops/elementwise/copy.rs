@@ -1,23 +1,29 @@
 //! Copies: ranges of elements, rows, columns of the last dim, transposition. Every one is bit-exact.
 
+mod cuda;
+
 use std::ops::Range;
 
 use crate::dtype::Element;
 use crate::ledger::Category;
 use crate::ops::elementwise::{GRAIN, grain_rows};
 use crate::tensor::Tensor;
+use cuda::Columns;
 
 /// Side of the square tiles of a transposition: a tile of f64 rows is two cache lines wide.
 const TILE: usize = 16;
 
 /// Copies `src_range` (flat elements of `src`) to the elements of `dst` that start at `dst_start`. The two
-/// may belong to different devices of the same kind; the threads of `dst` do the work.
+/// may belong to different devices of the same kind; the device of `dst` does the work.
 pub fn copy_range<T: Element>(
     dst: &mut Tensor<T>,
     dst_start: usize,
     src: &Tensor<T>,
     src_range: Range<usize>,
 ) {
+    if let Some(gpu) = dst.device().gpu().cloned() {
+        return cuda::copy_range(&gpu, dst, dst_start, src, src_range.start, src_range.len());
+    }
     let device = dst.device().clone();
     let from = &src.data()[src_range];
     let to = &mut dst.data_mut()[dst_start..dst_start + from.len()];
@@ -71,6 +77,14 @@ pub fn take_columns<T: Element>(x: &Tensor<T>, range: Range<usize>) -> Tensor<T>
     let mut dims = x.dims().to_vec();
     *dims.last_mut().expect("asserted above") = width;
     let mut out = Tensor::empty(x.device(), dims.as_slice(), Category::Activation);
+    if let Some(gpu) = x.device().gpu() {
+        let rows = x.len().checked_div(from_width).unwrap_or(0);
+        let from =
+            Columns { address: x.address() + (range.start * size_of::<T>()) as u64, row_len: from_width };
+        let to = Columns { address: out.address_mut(), row_len: width };
+        cuda::copy_columns(gpu, &from, &to, rows, width, size_of::<T>());
+        return out;
+    }
     let from = x.data();
     x.device().pool().for_rows_mut(out.data_mut(), width, grain_rows(width), |first, out| {
         for (i, row) in out.chunks_exact_mut(width).enumerate() {
@@ -87,6 +101,15 @@ pub fn put_columns<T: Element>(dst: &mut Tensor<T>, start_column: usize, src: &T
     let dims = dst.dims().len();
     assert_eq!(dst.dims()[..dims - 1], src.dims()[..src.dims().len() - 1], "rows of the two tensors");
     assert!(start_column + width <= to_width, "columns from {start_column}, {width} of {to_width}");
+    if let Some(gpu) = dst.device().gpu().cloned() {
+        let rows = src.len().checked_div(width).unwrap_or(0);
+        let from = Columns { address: src.address(), row_len: width };
+        let to = Columns {
+            address: dst.address_mut() + (start_column * size_of::<T>()) as u64,
+            row_len: to_width,
+        };
+        return cuda::copy_columns(&gpu, &from, &to, rows, width, size_of::<T>());
+    }
     let device = dst.device().clone();
     let from = src.data();
     device.pool().for_rows_mut(dst.data_mut(), to_width, grain_rows(to_width), |first, out| {
@@ -117,6 +140,9 @@ pub fn concat_columns<T: Element>(parts: &[&Tensor<T>]) -> Tensor<T> {
 /// The transpose `[c, r]` of a matrix `[r, c]`.
 pub fn transpose2<T: Element>(x_rc: &Tensor<T>) -> Tensor<T> {
     let &[rows, columns] = x_rc.dims() else { panic!("a matrix, not {:?}", x_rc.shape()) };
+    if let Some(gpu) = x_rc.device().gpu() {
+        return cuda::transpose(gpu, x_rc, rows, columns);
+    }
     let mut out = Tensor::empty(x_rc.device(), [columns, rows], Category::Activation);
     let from = x_rc.data();
     x_rc.device().pool().for_rows_mut(out.data_mut(), rows, grain_rows(rows).max(TILE), |first, out| {

@@ -2,6 +2,8 @@
 //! Bits do not depend on the number of threads: elements are cut in fixed blocks, each block is summed in a
 //! fixed set of lanes, and the blocks are added in their order.
 
+pub(crate) mod cuda;
+
 use std::ops::Range;
 
 use num_traits::Float as _;
@@ -66,6 +68,9 @@ pub fn sum_in_order<T: Summable>(
     range: Range<usize>,
     category: Category,
 ) -> Tensor<T> {
+    if device.gpu().is_some() {
+        return cuda::sum(device, parts, range, category);
+    }
     let parts: Vec<&[T]> = parts.iter().map(|p| &p.data()[range.clone()]).collect();
     let mut out = Tensor::empty(device, [range.len()], category);
     device.pool().for_rows_mut(out.data_mut(), 1, GRAIN, |first, out| sum_from(out, first, &parts));
@@ -122,6 +127,9 @@ pub fn extreme_in_order<T: Element>(
     extreme: Extreme,
     category: Category,
 ) -> Tensor<T> {
+    if device.gpu().is_some() {
+        return cuda::extreme(device, parts, range, extreme, category);
+    }
     let parts: Vec<&[T]> = parts.iter().map(|p| &p.data()[range.clone()]).collect();
     let mut out = Tensor::empty(device, [range.len()], category);
     device
@@ -177,6 +185,9 @@ fn by_blocks<T: Element, R: Copy + Send + Default>(
 
 /// Sum of the squares of all elements, in f64 whatever the type: a part of a global gradient norm.
 pub fn sum_of_squares<T: Float>(x: &Tensor<T>) -> f64 {
+    if let Some(gpu) = x.device().gpu() {
+        return cuda::sum_of_squares(gpu, x);
+    }
     by_blocks(x, |block| {
         let mut lanes = [0.0f64; LANES];
         let mut strips = block.chunks_exact(LANES);
@@ -195,8 +206,19 @@ pub fn sum_of_squares<T: Float>(x: &Tensor<T>) -> f64 {
     .sum()
 }
 
+/// [`sum_of_squares`] of each tensor, all of one device: a GPU is waited for once.
+pub fn sums_of_squares<T: Float>(tensors: &[&Tensor<T>]) -> Vec<f64> {
+    match tensors.first().and_then(|first| first.device().gpu()) {
+        Some(gpu) => cuda::sums_of_squares(gpu, tensors),
+        None => tensors.iter().map(|x| sum_of_squares(x)).collect(),
+    }
+}
+
 /// Largest element, -inf when there is none, NaN when one is NaN.
 pub fn reduce_max<T: Float>(x: &Tensor<T>) -> T::Acc {
+    if let Some(gpu) = x.device().gpu() {
+        return cuda::reduce_max(gpu, x);
+    }
     let largest = |a: T::Acc, b: T::Acc| if b > a || b.is_nan() { b } else { a };
     let blocks = by_blocks(x, |block| {
         let mut lanes = [T::Acc::neg_infinity(); LANES];
@@ -215,6 +237,9 @@ pub fn reduce_max<T: Float>(x: &Tensor<T>) -> T::Acc {
 
 /// Whether every element is a finite number.
 pub fn is_finite<T: Float>(x: &Tensor<T>) -> bool {
+    if let Some(gpu) = x.device().gpu() {
+        return cuda::is_finite(gpu, x);
+    }
     by_blocks(x, |block| block.iter().fold(true, |all, v| all & v.to_acc().is_finite()))
         .into_iter()
         .all(|b| b)
@@ -254,6 +279,9 @@ pub(crate) fn fold_lanes<A: Real>(lanes: [A; LANES]) -> A {
 /// Dot product of each row of `a` with the same row of `b`: `[rows]` in the accumulator.
 pub fn row_dot<T: Float>(a: &Tensor<T>, b: &Tensor<T>) -> Tensor<T::Acc> {
     assert_eq!(a.shape(), b.shape(), "shapes of the two operands");
+    if let Some(gpu) = a.device().gpu() {
+        return cuda::row_dot(gpu, a, b);
+    }
     let row_len = a.row_len();
     let mut out = Tensor::empty(a.device(), [a.rows()], Category::Activation);
     let (x, y) = (a.data(), b.data());
@@ -271,6 +299,9 @@ pub fn row_dot<T: Float>(a: &Tensor<T>, b: &Tensor<T>) -> Tensor<T::Acc> {
 pub fn accumulate_column_sums<T: Float>(sums_c: &mut Tensor<T::Acc>, x: &Tensor<T>) {
     let width = sums_c.len();
     assert_eq!(x.dims().last().copied(), Some(width), "one sum a column");
+    if let Some(gpu) = sums_c.device().gpu().cloned() {
+        return cuda::accumulate_column_sums(&gpu, sums_c, x);
+    }
     let data = x.data();
     column_sums(sums_c, x.len().checked_div(width).unwrap_or(0), |rows, sums| {
         for row in data[rows.start * width..rows.end * width].chunks_exact(width) {

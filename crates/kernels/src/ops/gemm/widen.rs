@@ -56,6 +56,9 @@ pub(crate) fn widen_into<T: Float>(out: &mut [T::Acc], x: &Tensor<T>) {
 
 /// Writes the rounded values of `x`.
 pub(crate) fn round_into<T: Float>(out: &mut Tensor<T>, x: &Tensor<T::Acc>) {
+    if let Some(gpu) = x.device().gpu() {
+        return crate::ops::elementwise::cast_into(gpu, out, x);
+    }
     let values = x.data();
     x.device().pool().for_rows_mut(out.data_mut(), 1, GRAIN, |first, rows| {
         for (narrow, wide) in rows.iter_mut().zip(&values[first..]) {
