@@ -14,6 +14,8 @@ pub mod runtime;
 pub mod source;
 pub mod store;
 
+#[cfg(feature = "cuda")]
+pub mod driver;
 #[cfg(feature = "emulator")]
 pub mod emulator;
 
