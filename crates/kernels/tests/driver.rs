@@ -188,6 +188,14 @@ fn streams_do_not_wait_for_the_default_one_and_communication_goes_first() {
     let mut values = [0; 256];
     gpu.copy_out(Stream::Compute, &mut values, place + 256).expect("comes out");
     assert_eq!((values[43], values[44], values[47], values[48]), (5, 9, 9, 5));
+    // A numbered stream is made when it is first used, and only then.
+    let channel = Stream::Channel(3);
+    gpu.fill(channel, place, 1, 8).expect("filled");
+    let sent = gpu.record(channel).expect("recorded");
+    assert_eq!(count(&log, "stream 1"), 3);
+    assert!(!gpu.reached(&sent).expect("asked"));
+    gpu.synchronize(channel).expect("empty");
+    assert!(gpu.reached(&sent).expect("asked"));
     assert_eq!(gpu.elapsed_ms(&before, &after).expect("measured"), 1.5);
     gpu.synchronize(Stream::Communication).expect("empty");
     gpu.free(place, 512);

@@ -231,6 +231,15 @@ impl Mark {
         unsafe { call!(sys::cuEventSynchronize(self.event.0)) }
     }
 
+    /// Whether everything before it is done; the host does not wait.
+    pub(super) fn is_reached(&self) -> Result<bool, CudaError> {
+        // SAFETY: the event is alive and recorded.
+        match unsafe { sys::cuEventQuery(self.event.0) } {
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            code => code.of("cuEventQuery").map(|()| true),
+        }
+    }
+
     /// Milliseconds since `from`; both are reached.
     pub(super) fn since(&self, from: &Mark) -> Result<f64, CudaError> {
         type Elapsed = unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> CUresult;

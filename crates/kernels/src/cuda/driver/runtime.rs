@@ -1,5 +1,6 @@
 //! The GPU of one rank as a [`Runtime`].
 
+use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -30,8 +31,9 @@ pub struct Driver {
     workspace: Mutex<Option<(u64, usize)>>,
     modules: Modules,
     staging: Mutex<Option<Staging>>,
-    compute: Queue,
-    communication: Queue,
+    compute: Arc<Queue>,
+    communication: Arc<Queue>,
+    channels: Mutex<HashMap<u32, Arc<Queue>>>,
     memory: Memory,
     context: Arc<Context>,
 }
@@ -67,7 +69,8 @@ impl Driver {
         let context = Context::new(device)?;
         let mut memory = Memory::new(&context)?;
         reach_peers(&context, &mut memory, visible)?;
-        let (compute, communication) = (Queue::new(&context, false)?, Queue::new(&context, true)?);
+        let compute = Arc::new(Queue::new(&context, false)?);
+        let communication = Arc::new(Queue::new(&context, true)?);
         let modules = Modules::new(&context, store, description.shared_bytes_max);
         Ok(Driver {
             description,
@@ -78,15 +81,26 @@ impl Driver {
             staging: Mutex::default(),
             compute,
             communication,
+            channels: Mutex::default(),
             memory,
             context,
         })
     }
 
-    fn queue(&self, stream: Stream) -> &Queue {
+    /// The stream; a numbered one is made when it is first asked for. The context is current.
+    fn queue(&self, stream: Stream) -> Result<Arc<Queue>, CudaError> {
         match stream {
-            Stream::Compute => &self.compute,
-            Stream::Communication => &self.communication,
+            Stream::Compute => Ok(self.compute.clone()),
+            Stream::Communication => Ok(self.communication.clone()),
+            Stream::Channel(number) => {
+                let mut channels = locked(&self.channels);
+                if let Some(queue) = channels.get(&number) {
+                    return Ok(queue.clone());
+                }
+                let queue = Arc::new(Queue::new(&self.context, true)?);
+                channels.insert(number, queue.clone());
+                Ok(queue)
+            }
         }
     }
 
@@ -149,28 +163,30 @@ impl Runtime for Driver {
     }
 
     fn copy_in(&self, stream: Stream, to: u64, from: &[u8]) -> Result<(), CudaError> {
-        self.staged(|staging| staging.copy_in(self.queue(stream), to, from))
+        self.staged(|staging| self.queue(stream).and_then(|queue| staging.copy_in(&queue, to, from)))
     }
 
     fn copy_out(&self, stream: Stream, to: &mut [u8], from: u64) -> Result<(), CudaError> {
-        self.staged(|staging| staging.copy_out(self.queue(stream), to, from))
+        self.staged(|staging| self.queue(stream).and_then(|queue| staging.copy_out(&queue, to, from)))
     }
 
     fn copy(&self, stream: Stream, to: u64, from: u64, bytes: usize) -> Result<(), CudaError> {
         self.context.bind()?;
+        let queue = self.queue(stream)?;
         // SAFETY: that both ranges are live memory of devices is the caller's promise; the driver finds out which.
-        unsafe { call!(sys::cuMemcpyAsync(to, from, bytes, self.queue(stream).raw())) }
+        unsafe { call!(sys::cuMemcpyAsync(to, from, bytes, queue.raw())) }
     }
 
     fn fill(&self, stream: Stream, to: u64, value: u8, bytes: usize) -> Result<(), CudaError> {
         self.context.bind()?;
+        let queue = self.queue(stream)?;
         // SAFETY: the range is the caller's promise.
-        unsafe { call!(sys::cuMemsetD8Async(to, value, bytes, self.queue(stream).raw())) }
+        unsafe { call!(sys::cuMemsetD8Async(to, value, bytes, queue.raw())) }
     }
 
     fn launch(&self, stream: Stream, launch: &Launch<'_>) -> Result<(), CudaError> {
         self.context.bind()?;
-        let function = self.modules.function(launch)?;
+        let (function, queue) = (self.modules.function(launch)?, self.queue(stream)?);
         let mut arguments: Vec<*mut c_void> =
             launch.arguments.iter().map(|argument| argument.0.as_ptr().cast_mut().cast()).collect();
         let [x, y, z] = launch.grid;
@@ -186,7 +202,7 @@ impl Runtime for Driver {
                 1,
                 1,
                 launch.shared_bytes as u32,
-                self.queue(stream).raw(),
+                queue.raw(),
                 arguments.as_mut_ptr(),
                 std::ptr::null_mut()
             ))
@@ -203,17 +219,22 @@ impl Runtime for Driver {
 
     fn record(&self, stream: Stream) -> Result<Event, CudaError> {
         self.context.bind()?;
-        Ok(Event(self.queue(stream).record()?))
+        Ok(Event(self.queue(stream)?.record()?))
     }
 
     fn wait(&self, stream: Stream, event: &Event) -> Result<(), CudaError> {
         self.context.bind()?;
-        self.queue(stream).wait(&Driver::mark(event))
+        self.queue(stream)?.wait(&Driver::mark(event))
     }
 
     fn synchronize(&self, stream: Stream) -> Result<(), CudaError> {
         self.context.bind()?;
-        self.queue(stream).synchronize()
+        self.queue(stream)?.synchronize()
+    }
+
+    fn reached(&self, event: &Event) -> Result<bool, CudaError> {
+        self.context.bind()?;
+        Driver::mark(event).is_reached()
     }
 
     fn elapsed_ms(&self, from: &Event, to: &Event) -> Result<f64, CudaError> {
@@ -225,7 +246,8 @@ impl Runtime for Driver {
     }
 
     fn raw_stream(&self, stream: Stream) -> *mut c_void {
-        self.queue(stream).raw().cast()
+        let queue = self.context.bind().and_then(|()| self.queue(stream));
+        queue.unwrap_or_else(|error| error.unwind()).raw().cast()
     }
 
     fn make_current(&self) -> Result<(), CudaError> {
@@ -279,6 +301,9 @@ impl Drop for Driver {
     fn drop(&mut self) {
         // What is queued still uses what is dropped next.
         let _ = self.context.bind();
+        for queue in locked(&self.channels).values() {
+            let _ = queue.synchronize();
+        }
         let _ = self.communication.synchronize();
         let _ = self.compute.synchronize();
         if let Some((address, bytes)) = locked(&self.workspace).take()
