@@ -17,6 +17,15 @@ use plica_kernels::{Category, Device, Tensor};
 
 const TOLERANCE: f64 = 5e-6;
 
+/// The CPU and, with the feature `emulator`, an emulated GPU.
+fn devices() -> Vec<Device> {
+    vec![
+        Device::cpu(2),
+        #[cfg(feature = "emulator")]
+        plica_kernels::cuda::emulator::device(Default::default(), 1, None),
+    ]
+}
+
 fn tensor(device: &Device, goldens: &Goldens, name: &str) -> Tensor<f32> {
     let (shape, values) = &goldens[name];
     let values: Vec<f32> = values.iter().map(|x| *x as f32).collect();
@@ -131,10 +140,13 @@ fn rope() {
 #[test]
 fn cross_entropy_and_its_gradient() {
     let Some(goldens) = load("cross_entropy") else { return };
-    let device = Device::cpu(2);
+    devices().iter().for_each(|device| cross_entropy_on(device, &goldens));
+}
+
+fn cross_entropy_on(device: &Device, goldens: &Goldens) {
     for case in ["mean_ignore", "sum_ignore", "large_logits", "all_ignored_sum"] {
-        let logits = tensor(&device, &goldens, &format!("{case}/logits"));
-        let targets = integers(&device, &goldens, &format!("{case}/labels"));
+        let logits = tensor(device, goldens, &format!("{case}/logits"));
+        let targets = integers(device, goldens, &format!("{case}/labels"));
         let (rows, columns) = (logits.dim(0), logits.dim(1));
         let valid = targets.to_vec().iter().filter(|t| **t != IGNORED).count();
         let scale = if case.contains("sum") { 1.0 } else { 1.0 / valid as f64 };
@@ -165,13 +177,16 @@ fn routing_ids() {
 #[test]
 fn adamw() {
     let Some(goldens) = load("adamw") else { return };
-    let device = Device::cpu(2);
+    devices().iter().for_each(|device| adamw_on(device, &goldens));
+}
+
+fn adamw_on(device: &Device, goldens: &Goldens) {
     for case in ["clip1", "noclip"] {
-        let get = |name: &str| tensor(&device, &goldens, &format!("{case}/{name}"));
-        let scalar = |name: &str| number(&goldens, &format!("{case}/{name}"));
+        let get = |name: &str| tensor(device, goldens, &format!("{case}/{name}"));
+        let scalar = |name: &str| number(goldens, &format!("{case}/{name}"));
         let mut states = ["w0", "w1"].map(|name| {
             let w = get(name);
-            let zeros = || Tensor::<f32>::zeros(&device, w.shape(), Category::OptimizerState);
+            let zeros = || Tensor::<f32>::zeros(device, w.shape(), Category::OptimizerState);
             (w.duplicate(Category::OptimizerState), zeros(), zeros())
         });
         let norms = &goldens[&format!("{case}/grad_norms")].1;

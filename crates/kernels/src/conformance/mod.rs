@@ -2,8 +2,10 @@
 //! element type, on ordinary and odd sizes and on no rows. Tests run the cases on emulated GPUs in several orders of
 //! threads and streams; `plica selftest --device cuda` runs them on a card.
 
+mod adamw;
 mod attention;
 mod copy;
+mod cross_entropy;
 mod elementwise;
 mod gemm;
 mod grouped_gemm;
@@ -40,8 +42,10 @@ pub(crate) fn case(
 /// Every case, family by family.
 pub fn cases() -> Vec<Case> {
     let mut all = Vec::new();
+    adamw::cases(&mut all);
     attention::cases(&mut all);
     copy::cases(&mut all);
+    cross_entropy::cases(&mut all);
     elementwise::cases(&mut all);
     gemm::cases(&mut all);
     grouped_gemm::cases(&mut all);

@@ -29,10 +29,14 @@ macro_rules! sources {
 }
 
 sources! {
+    /// AdamW.
+    ADAMW = "adamw", "../ops/adamw.cu";
     /// Attention for every type and head size.
     ATTENTION = "attention", "../ops/attention.cu";
     /// Exact copies.
     COPY = "copy", "../ops/elementwise/copy.cu";
+    /// Cross-entropy.
+    CROSS_ENTROPY = "cross_entropy", "../ops/cross_entropy.cu";
     /// Arithmetic element by element.
     ELEMENTWISE = "elementwise", "../ops/elementwise.cu";
     /// Matrix products of every element type, without tensor cores.

@@ -10,6 +10,7 @@ use crate::ops::elementwise::GRAIN;
 use crate::ops::shared::SharedMut;
 use crate::tensor::Tensor;
 
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -133,6 +134,14 @@ pub fn adamw_run<A: Real>(
     settings: &AdamW,
 ) {
     let device = master.device().clone();
+    if let Some(gpu) = device.gpu() {
+        let state = [
+            cuda::run_of(master, master_start, len),
+            cuda::run_of(m, start, len),
+            cuda::run_of(v, start, len),
+        ];
+        return cuda::step::<A>(gpu, state, cuda::read_run(grad, grad_start, len), len, settings, 0);
+    }
     let master = &mut master.data_mut()[master_start..master_start + len];
     let (m, v) = (&mut m.data_mut()[start..start + len], &mut v.data_mut()[start..start + len]);
     step(&device, [master, m, v], &grad.data()[grad_start..grad_start + len], settings, |_, _| {});
@@ -151,6 +160,12 @@ pub fn adamw_run_rounded<T: Float>(
     (weight, weight_start): (&mut Tensor<T>, usize),
 ) {
     let device = state[0].device().clone();
+    if let Some(gpu) = device.gpu() {
+        let state = state.map(|tensor| cuda::run_of(tensor, start, len));
+        let grad = cuda::read_run(grad, grad_start, len);
+        let weight = cuda::run_of(weight, weight_start, len);
+        return cuda::step::<T>(gpu, state, grad, len, settings, weight);
+    }
     let state = state.map(|tensor| &mut tensor.data_mut()[start..start + len]);
     let weight = SharedMut::new(&mut weight.data_mut()[weight_start..weight_start + len]);
     let grad = &grad.data()[grad_start..grad_start + len];

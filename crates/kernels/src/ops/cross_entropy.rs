@@ -17,6 +17,7 @@ use crate::ops::fastmath::FastMath as _;
 use crate::ops::shared::SharedMut;
 use crate::tensor::Tensor;
 
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -115,6 +116,9 @@ fn row_gradient<T: Float>(
 /// Largest logit of every row over the valid columns of this slice: `[t]`, -inf where there are none.
 pub fn ce_local_max<T: Float>(logits_tv: &Tensor<T>, valid_columns: usize) -> Tensor<T::Acc> {
     let (rows, columns) = rows_and_columns(logits_tv, valid_columns);
+    if let Some(gpu) = logits_tv.device().gpu() {
+        return cuda::local_max(gpu, logits_tv, valid_columns);
+    }
     let mut max_t = Tensor::empty(logits_tv.device(), [rows], Category::Activation);
     let logits = logits_tv.data();
     logits_tv.device().pool().for_rows_mut(max_t.data_mut(), 1, 4 * grain(columns), |first, out| {
@@ -138,6 +142,9 @@ pub fn ce_local_sum_exp_and_target<T: Float>(
     let (rows, columns) = rows_and_columns(logits_tv, valid_columns);
     assert_eq!((max_t.len(), targets.len()), (rows, rows), "a maximum and a target for every row");
     let device = logits_tv.device();
+    if let Some(gpu) = device.gpu() {
+        return cuda::local_sum_exp_and_target(gpu, logits_tv, max_t, targets, first_id, valid_columns);
+    }
     let mut sum_exp = Tensor::empty(device, [rows], Category::Activation);
     let mut target_logit = Tensor::empty(device, [rows], Category::Activation);
     let (logits, maxima, targets) = (logits_tv.data(), max_t.data(), targets.data());
@@ -165,6 +172,9 @@ pub fn ce_nll<A: Real>(
 ) -> Tensor<A> {
     let rows = targets.len();
     assert_eq!((max_t.len(), sum_exp.len(), target_logit.len()), (rows, rows, rows), "pieces of every row");
+    if let Some(gpu) = targets.device().gpu() {
+        return cuda::nll(gpu, max_t, sum_exp, target_logit, targets);
+    }
     let (max, sum, logit) = (max_t.data(), sum_exp.data(), target_logit.data());
     let mut nll_t = Tensor::empty(targets.device(), [rows], Category::Activation);
     for (t, (nll, &target)) in nll_t.data_mut().iter_mut().zip(targets.data()).enumerate() {
@@ -190,6 +200,11 @@ pub fn ce_backward_in_place<T: Float>(
     assert_eq!((max_t.len(), sum_exp.len(), targets.len()), (rows, rows, rows), "pieces of every row");
     let mut logits = owned(logits_tv);
     let device = logits.device().clone();
+    if let Some(gpu) = device.gpu() {
+        let scale = T::Acc::from_f64(scale);
+        cuda::backward(gpu, &mut logits, max_t, sum_exp, targets, first_id, valid_columns, scale);
+        return logits;
+    }
     let (maxima, sums, targets) = (max_t.data(), sum_exp.data(), targets.data());
     let scale = T::Acc::from_f64(scale);
     device.pool().for_rows_mut(logits.data_mut(), columns, grain(columns), |first, out| {
@@ -222,7 +237,7 @@ fn single_rank_target(target: i32, columns: usize) -> Option<usize> {
 /// nll and ln(sum of e^x) of every row, the whole vocabulary on this rank: `([t], [t])`.
 ///
 /// # Panics
-/// When a target is neither a column nor [`IGNORED`].
+/// When a target is neither a column nor [`IGNORED`]; on a GPU such a row's loss is NaN instead.
 pub fn cross_entropy<T: Float>(
     logits_tv: &Tensor<T>,
     targets: &Tensor<i32>,
@@ -230,6 +245,9 @@ pub fn cross_entropy<T: Float>(
     let (rows, columns) = rows_and_columns(logits_tv, 0);
     assert_eq!(targets.len(), rows, "a target for every row");
     let device = logits_tv.device();
+    if let Some(gpu) = device.gpu() {
+        return cuda::forward(gpu, logits_tv, targets);
+    }
     let mut nll_t = Tensor::empty(device, [rows], Category::Activation);
     let mut lse_t = Tensor::empty(device, [rows], Category::Activation);
     let (logits, targets) = (logits_tv.data(), targets.data());
@@ -254,7 +272,7 @@ pub fn cross_entropy<T: Float>(
 /// One read and one write of the logits.
 ///
 /// # Panics
-/// When a target is neither a valid column nor [`IGNORED`].
+/// When a target is neither a valid column nor [`IGNORED`]; on a GPU such a row's loss and gradient are NaN instead.
 pub fn cross_entropy_in_place<T: Float>(
     logits_tv: Tensor<T>,
     targets: &Tensor<i32>,
@@ -265,6 +283,10 @@ pub fn cross_entropy_in_place<T: Float>(
     assert_eq!(targets.len(), rows, "a target for every row");
     let mut logits = owned(logits_tv);
     let device = logits.device().clone();
+    if let Some(gpu) = device.gpu() {
+        let nll_t = cuda::in_place(gpu, &mut logits, targets, valid_columns, T::Acc::from_f64(scale));
+        return (nll_t, logits);
+    }
     let mut nll_t = Tensor::empty(&device, [rows], Category::Activation);
     let (nll, targets) = (SharedMut::new(nll_t.data_mut()), targets.data());
     let scale = T::Acc::from_f64(scale);
