@@ -3,12 +3,16 @@
 
 use std::sync::Arc;
 
+use crate::cuda::choice::{Choices, Way};
 use crate::cuda::runtime::{Description, Launch, MatrixProduct};
 use crate::cuda::{Argument, CudaError, Event, Runtime, Source, Stream};
 
 /// A GPU. Clones are the same one.
 #[derive(Clone, Debug)]
-pub struct Gpu(Arc<dyn Runtime>);
+pub struct Gpu {
+    runtime: Arc<dyn Runtime>,
+    choices: Arc<Choices>,
+}
 
 fn done<R>(result: Result<R, CudaError>) -> R {
     result.unwrap_or_else(|error| error.unwind())
@@ -20,17 +24,17 @@ const BLOCKS_MAX: usize = 1 << 20;
 impl Gpu {
     /// A GPU whose work `runtime` carries out.
     pub fn new(runtime: Arc<dyn Runtime>) -> Gpu {
-        Gpu(runtime)
+        Gpu { runtime, choices: Arc::default() }
     }
 
     /// What carries out the work.
     pub fn runtime(&self) -> &dyn Runtime {
-        &*self.0
+        &*self.runtime
     }
 
     /// What is known about the device.
     pub fn description(&self) -> &Description {
-        self.0.description()
+        self.runtime.description()
     }
 
     /// Blocks for `work` items, `per_block` a block, as a grid's first dim: a kernel strides over what is beyond.
@@ -68,59 +72,71 @@ impl Gpu {
             return;
         }
         let launch = Launch { source, kernel, grid, threads, shared_bytes, arguments };
-        done(self.0.launch(Stream::Compute, &launch));
+        done(self.runtime.launch(Stream::Compute, &launch));
     }
 
     /// Queues a copy on the device on the compute stream.
     pub fn copy(&self, to: u64, from: u64, bytes: usize) {
         if bytes > 0 {
-            done(self.0.copy(Stream::Compute, to, from, bytes));
+            done(self.runtime.copy(Stream::Compute, to, from, bytes));
         }
     }
 
     /// Queues a copy of host bytes on the compute stream.
     pub fn copy_in(&self, to: u64, from: &[u8]) {
         if !from.is_empty() {
-            done(self.0.copy_in(Stream::Compute, to, from));
+            done(self.runtime.copy_in(Stream::Compute, to, from));
         }
     }
 
     /// Copies to the host when everything queued on the compute stream is done.
     pub fn copy_out(&self, to: &mut [u8], from: u64) {
         if !to.is_empty() {
-            done(self.0.copy_out(Stream::Compute, to, from));
+            done(self.runtime.copy_out(Stream::Compute, to, from));
         }
     }
 
     /// Queues the filling of memory with one byte on the compute stream.
     pub fn fill(&self, to: u64, value: u8, bytes: usize) {
         if bytes > 0 {
-            done(self.0.fill(Stream::Compute, to, value, bytes));
+            done(self.runtime.fill(Stream::Compute, to, value, bytes));
         }
     }
 
     /// Marks the end of what is queued so far.
     pub fn record(&self, stream: Stream) -> Event {
-        done(self.0.record(stream))
+        done(self.runtime.record(stream))
     }
 
     /// Lets what is queued on `stream` from now on wait for `event`.
     pub fn wait(&self, stream: Stream, event: &Event) {
-        done(self.0.wait(stream, event));
+        done(self.runtime.wait(stream, event));
     }
 
     /// The host waits until the stream is empty.
     pub fn synchronize(&self, stream: Stream) {
-        done(self.0.synchronize(stream));
+        done(self.runtime.synchronize(stream));
     }
 
     /// A product of a tuned library, where there is one; false where our own kernel has to do it.
     pub fn multiply(&self, product: &MatrixProduct) -> bool {
-        done(self.0.multiply(product))
+        done(self.runtime.multiply(product))
     }
 
     /// Products of groups by a tuned library; false where our own kernel has to do them.
     pub fn multiply_groups(&self, products: &[MatrixProduct]) -> bool {
-        done(self.0.multiply_groups(products))
+        done(self.runtime.multiply_groups(products))
+    }
+
+    /// The way for a class of work, measured when it is seen first: `run` does the work in a way, or says that this way
+    /// is not there. The host waits for what it measures.
+    pub fn choose(&self, class: &str, mut run: impl FnMut(Way) -> bool) -> Way {
+        let class = format!("{}-{class}", self.description().architecture);
+        self.choices.way(self.runtime.store(), &class, |way| {
+            let from = self.record(Stream::Compute);
+            let is_done = run(way);
+            let to = self.record(Stream::Compute);
+            is_done.then(|| done(self.runtime.elapsed_ms(&from, &to)))
+        })
     }
 }

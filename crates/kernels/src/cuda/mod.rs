@@ -7,6 +7,7 @@
 //! a [`CudaError`], as an allocation does with [`crate::ledger::OutOfMemory`]; whoever started the rank turns it into
 //! an error.
 
+pub mod choice;
 pub mod error;
 pub mod gpu;
 pub mod parameter;

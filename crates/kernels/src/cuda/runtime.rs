@@ -5,7 +5,7 @@ use std::any::Any;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use crate::cuda::{Argument, CudaError, Source};
+use crate::cuda::{Argument, CudaError, KernelStore, Source};
 use crate::dtype::DType;
 
 /// A queue of work; what is queued on one runs in its order.
@@ -140,6 +140,11 @@ pub trait Runtime: std::fmt::Debug + Send + Sync {
     /// Queues a matrix product of a tuned library on the compute stream; false where it does none of this kind, and
     /// our own kernel has to.
     fn multiply(&self, product: &MatrixProduct) -> Result<bool, CudaError>;
+
+    /// What outlives the process: compiled kernels, and which of two ways was the faster. None where nothing does.
+    fn store(&self) -> Option<&dyn KernelStore> {
+        None
+    }
 
     /// Queues the products of one grouped operation (all of the same types and transpositions) on the compute stream
     /// by a library; false as in `multiply`.

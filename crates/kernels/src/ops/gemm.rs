@@ -12,6 +12,8 @@ pub(crate) mod widen;
 
 #[cfg(test)]
 pub(crate) mod tests;
+#[cfg(test)]
+mod tests_cuda;
 
 use crate::dtype::{Element, Float};
 use crate::ledger::Category;

@@ -64,6 +64,11 @@ impl Modules {
         Modules { loaded: Mutex::default(), store, context: context.clone(), shared_bytes_max }
     }
 
+    /// Where kernels are kept.
+    pub(super) fn store(&self) -> &dyn KernelStore {
+        &*self.store
+    }
+
     fn load_image(&self, image: &[u8]) -> Result<Module, CudaError> {
         let mut module = std::ptr::null_mut();
         // SAFETY: the image is whole (compiled here, or checked by the store) and outlives the call, which copies it.

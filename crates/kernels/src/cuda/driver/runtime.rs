@@ -269,6 +269,10 @@ impl Runtime for Driver {
         }
     }
 
+    fn store(&self) -> Option<&dyn KernelStore> {
+        Some(self.modules.store())
+    }
+
     fn multiply_groups(&self, products: &[MatrixProduct]) -> Result<bool, CudaError> {
         self.context.bind()?;
         let mut groups = locked(&self.groups);

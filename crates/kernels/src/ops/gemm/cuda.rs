@@ -86,9 +86,11 @@ impl Operation {
     /// The plain product.
     pub fn run(&self, gpu: &Gpu) {
         let rows = if self.layout == Layout::Tn { self.k } else { self.m };
-        if !self.is_nothing() && !(self.k > 0 && gpu.multiply(&self.product(0, 0, rows))) {
-            self.run_own(gpu, None);
+        let by_library = || self.k > 0 && gpu.multiply(&self.product(0, 0, rows));
+        if self.is_nothing() || by_library() {
+            return;
         }
+        self.run_own(gpu, None);
     }
 
     /// By our own kernels.
@@ -127,11 +129,11 @@ impl Operation {
 
 /// How an operation is started.
 #[derive(Debug, PartialEq, Eq)]
-struct Launch {
-    kernel: String,
-    grid: [u32; 3],
-    threads: u32,
-    shared_bytes: usize,
+pub(super) struct Launch {
+    pub kernel: String,
+    pub grid: [u32; 3],
+    pub threads: u32,
+    pub shared_bytes: usize,
 }
 
 /// Columns of a tile of tensor cores, inner dim of a slice, slices in shared memory.
@@ -151,7 +153,7 @@ fn tiles(operation: &Operation, groups: usize, height: usize, width: usize) -> u
 }
 
 /// Rows of the tiles of tensor cores: low ones waste less of small groups, and give small products more blocks.
-fn tile_height(operation: &Operation, groups: usize, multiprocessors: u32) -> usize {
+pub(super) fn tile_height(operation: &Operation, groups: usize, multiprocessors: u32) -> usize {
     let m = operation.m;
     let rows = if operation.layout == Layout::Tn { m } else { m.div_ceil(groups.max(1)) };
     let few = tiles(operation, groups, 128, WIDTH) < multiprocessors as usize;
@@ -159,7 +161,7 @@ fn tile_height(operation: &Operation, groups: usize, multiprocessors: u32) -> us
 }
 
 impl Launch {
-    fn of(operation: &Operation, groups: usize, height: usize, multiprocessors: u32) -> Launch {
+    pub fn of(operation: &Operation, groups: usize, height: usize, multiprocessors: u32) -> Launch {
         let Operation { layout, a, b, c, .. } = *operation;
         // Blocks go on with further tiles, so more than fit on the device at once would only wait.
         let resident = 2 * multiprocessors as usize;

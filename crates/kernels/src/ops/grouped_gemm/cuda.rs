@@ -3,6 +3,8 @@
 
 use crate::arguments;
 use crate::cuda::Gpu;
+use crate::cuda::choice::Way;
+use crate::cuda::runtime::MatrixProduct;
 use crate::cuda::source::GEMM;
 use crate::device::Device;
 use crate::dtype::Float;
@@ -51,16 +53,76 @@ fn run(gpu: &Gpu, device: &Device, operation: &Operation, counts: Counts<'_>) {
     if operation.is_nothing() {
         return;
     }
-    if let Counts::Host(counts) = counts {
-        let product = |(e, first): (usize, usize)| operation.product(e, first, counts[e]);
-        let some = starts(counts).enumerate().filter(|(e, _)| counts[*e] > 0);
-        let products: Vec<_> = some.map(product).collect();
-        if products.iter().all(|p| p.m > 0 && p.n > 0 && p.k > 0) && gpu.multiply_groups(&products) {
-            return;
+    let own = |operation: &Operation| {
+        let starts = counts.starts(gpu, device, rows);
+        operation.run_own(gpu, Some(Groups { starts: &starts, count: counts.len() }));
+    };
+    match counts {
+        Counts::Host(counts) if operation.k > 0 => with_library(gpu, operation, counts, own),
+        _ => own(operation),
+    }
+}
+
+/// The products of the groups that have rows.
+fn products(operation: &Operation, counts: &[usize]) -> Vec<MatrixProduct> {
+    let some = starts(counts).enumerate().filter(|(e, _)| counts[*e] > 0);
+    some.map(|(e, first)| operation.product(e, first, counts[e])).collect()
+}
+
+/// What shapes have in common whose faster way is one: everything but the rows, and the power of two of these.
+fn class(operation: &Operation, counts: &[usize]) -> String {
+    let Operation { layout, a, b, c, m, n, k, .. } = *operation;
+    let (rows, size) = if layout == Layout::Tn { (k, m) } else { (m, k) };
+    let scale = (rows / counts.len()).max(1).ilog2();
+    let types = format!("{}-{}-{}", a.1, b.1, c.1);
+    format!("grouped-{layout:?}-{types}-{}x{n}x{size}-2.{scale}", counts.len())
+}
+
+/// Where the result of a trial goes.
+struct Scratch<'a> {
+    gpu: &'a Gpu,
+    memory: Option<u64>,
+    bytes: usize,
+}
+
+impl Scratch<'_> {
+    /// The operation with a result that nobody reads; None where there is no room. It is not in the ledger: it is there
+    /// for a moment, once a class, and never refused for its size.
+    fn trial(&mut self, operation: &Operation) -> Option<Operation> {
+        let allocate = || self.gpu.runtime().allocate(self.bytes).unwrap_or_else(|error| error.unwind());
+        self.memory = self.memory.or_else(allocate);
+        self.memory.map(|address| Operation { c: (address, operation.c.1), ..*operation })
+    }
+}
+
+impl Drop for Scratch<'_> {
+    fn drop(&mut self) {
+        if let Some(address) = self.memory {
+            self.gpu.runtime().free(address, self.bytes);
         }
     }
-    let starts = counts.starts(gpu, device, rows);
-    operation.run_own(gpu, Some(Groups { starts: &starts, count: counts.len() }));
+}
+
+/// In the faster of the two ways; ours where the library has not these products.
+fn with_library(gpu: &Gpu, operation: &Operation, counts: &[usize], own: impl Fn(&Operation)) {
+    let by_library = |operation: &Operation| gpu.multiply_groups(&products(operation, counts));
+    // What is added to must not be added to by trials as well.
+    let bytes = counts.len() * operation.m * operation.n * operation.c.1.size_bytes();
+    let mut scratch = Scratch { gpu, memory: None, bytes };
+    let way = gpu.choose(&class(operation, counts), |way| {
+        let trial = if operation.accumulate { scratch.trial(operation) } else { Some(*operation) };
+        trial.is_some_and(|trial| match way {
+            Way::Library => by_library(&trial),
+            Way::Own => {
+                own(&trial);
+                true
+            }
+        })
+    });
+    drop(scratch);
+    if way == Way::Own || !by_library(operation) {
+        own(operation);
+    }
 }
 
 /// y_rn = x_rk w_e^T.
