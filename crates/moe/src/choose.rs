@@ -9,11 +9,13 @@ use plica_dense::{Cx, Phase, Trainable};
 use plica_dispatch::capacity::{Kept, keep_mask, padded_rows_of_members};
 use plica_dispatch::{Capacity, Padding, Scope};
 use plica_kernels::Tensor;
+use plica_kernels::ops::router::{self, Chosen};
 
 use crate::config::CapacityScope;
 use crate::error::MoeError;
 use crate::host::{on_host, to_device};
-use crate::select::{Select, SelectInput, Selected, check_logits, check_selected};
+use crate::select::{Plain, Select, SelectInput, SelectStep, Selected, check_logits, check_selected};
+use crate::topk::TopK;
 
 /// What the choice of one rank is made with.
 pub(crate) struct Chooser<'a, T: Trainable> {
@@ -88,7 +90,27 @@ impl<T: Trainable> Chooser<'_, T> {
     }
 
     /// Experts of this rank's rows, before any dropping.
-    pub(crate) fn choose(&self, logits_te: &Tensor<T::Acc>, cx: &Cx<T>) -> Result<Selected, MoeError> {
+    pub(crate) fn choose(&self, logits_te: &Tensor<T::Acc>, cx: &Cx<T>) -> Result<Chosen, MoeError> {
+        let step = SelectStep { experts: self.experts, layer: self.layer, seed: cx.seed, step: cx.step };
+        let Some(Plain { weighting, groups, shift_e }) = self.select.plain(&step) else {
+            let Selected { k, expert_ids_tk } = self.choose_on_host(logits_te, cx)?;
+            let shape = [logits_te.rows(), k];
+            let on_device = to_device(cx.device, shape, &expert_ids_tk);
+            return Ok(Chosen { expert_ids_tk: on_device, host_ids_tk: expert_ids_tk });
+        };
+        let (shift_e, bias_e) = (shift_e.as_deref(), self.bias_e);
+        let rule = TopK { weighting, k: self.top_k, groups, shift_e, bias_e };
+        let padding_t = cx.tokens.local_padding();
+        router::choose(logits_te, &rule, padding_t).map_err(|row| {
+            let logits = logits_te.slice_rows(row..row + 1);
+            let logits = on_host(&logits);
+            let input = self.input(&logits, &cx.tokens.local_indices()[row..=row], &[false], cx);
+            check_logits(&input).expect_err("a row that cannot be ranked")
+        })
+    }
+
+    /// The same by a rule that is given the logits on the host.
+    fn choose_on_host(&self, logits_te: &Tensor<T::Acc>, cx: &Cx<T>) -> Result<Selected, MoeError> {
         let own = on_host(logits_te);
         let own_input = self.input(&own, cx.tokens.local_indices(), cx.tokens.local_padding(), cx);
         check_logits(&own_input)?;
@@ -119,29 +141,28 @@ pub(crate) struct AfterDrop {
 
 /// Drops what is beyond the capacity of a scope.
 pub(crate) fn drop_by_capacity<T: Trainable>(
-    selected: &Selected,
-    weights_tk: &[T::Acc],
+    chosen: &Chosen,
+    weights_tk: &Tensor<T::Acc>,
     experts: usize,
     (capacity, scope): (&Capacity, CapacityScope),
     cx: &Cx<T>,
 ) -> Result<AfterDrop, MoeError> {
-    let k = selected.k;
+    let k = chosen.expert_ids_tk.dim(1);
     let decide = |ids: &[i32], weights: &[T::Acc], scope: Scope| {
         keep_mask(ids, weights, k, experts, &scope.boundaries(ids.len() / k), capacity)
     };
-    let ids_tk = &selected.expert_ids_tk;
+    let ids_tk = &chosen.host_ids_tk;
     if scope == CapacityScope::Rank || !is_shared(cx) {
         let scope = match scope {
             CapacityScope::Rank => Scope::Rank,
             CapacityScope::Sequence => Scope::Sequence(cx.tokens.sequence),
         };
-        let kept = decide(ids_tk, weights_tk, scope)?;
+        let kept = decide(ids_tk, &on_host(weights_tk), scope)?;
         let padding = capacity.pad.then(|| kept.padding());
         return Ok(AfterDrop { expert_ids_tk: kept.apply(ids_tk), padding });
     }
-    let rows = ids_tk.len() / k;
-    let all_ids = gather_rows(&to_device(cx.device, [rows, k], ids_tk), cx)?;
-    let all_weights = gather_rows(&to_device(cx.device, [rows, k], weights_tk), cx)?;
+    let all_ids = gather_rows(&chosen.expert_ids_tk, cx)?;
+    let all_weights = gather_rows(weights_tk, cx)?;
     let all_ids = by_token(&on_host(&all_ids), k, cx);
     let all_weights = by_token(&on_host(&all_weights), k, cx);
     let kept = decide(&all_ids, &all_weights, Scope::Sequence(cx.tokens.sequence))?;

@@ -23,14 +23,13 @@ pub mod placement;
 pub mod report;
 pub mod router;
 pub mod saving;
-pub mod score;
 pub mod select;
 pub mod shared;
 pub mod sinkhorn;
-pub mod topk;
 pub mod weighting;
 
 pub use config::MoeConfig;
 pub use error::MoeError;
 pub use layer::{MoeKept, MoeLayer, MoeSaved, MoeSpec};
+pub use plica_kernels::ops::router::{choice as topk, score};
 pub use report::{BalanceValues, MoeReport};

@@ -8,6 +8,7 @@
 
 use plica_dense::{BatchScale, Cx, Init, ParamId, ParamSpec, ParamSpecs, Phase, Trainable};
 use plica_dispatch::{Capacity, Padding, Routing};
+use plica_kernels::ops::router::{self, Chosen};
 use plica_kernels::ops::{elementwise, gemm};
 use plica_kernels::{Category, Float, Tensor};
 
@@ -19,7 +20,7 @@ use crate::host::{on_host, to_device};
 use crate::jitter::Jitter;
 use crate::report::MoeReport;
 use crate::score::ScoreFunction;
-use crate::select::{Configured, Select, unrankable};
+use crate::select::{Configured, Select};
 use crate::weighting::Weigh;
 
 mod losses;
@@ -170,22 +171,18 @@ impl<T: Trainable> Router<T> {
     /// Makes the logits of tokens that cannot be ranked equal, where the layer carries them on; whether there were
     /// any. The rows of such tokens hold what made them so, and the report says it.
     fn level_unrankable(&self, logits_te: &mut Tensor<T::Acc>, cx: &Cx<T>) -> bool {
-        if !self.carry_non_finite || !cx.tokens.training {
-            return false;
+        let carries = self.carry_non_finite && cx.tokens.training;
+        carries && router::level_unrankable(logits_te, cx.tokens.local_padding())
+    }
+
+    /// Weights [t, k] of the chosen experts: on the device by a rule that it knows, else on the host.
+    fn weights(&self, logits_te: &Tensor<T::Acc>, expert_ids_tk: &Tensor<i32>) -> Tensor<T::Acc> {
+        if let Some(rule) = self.weigh.known() {
+            return router::weights_forward(logits_te, &rule, expert_ids_tk);
         }
-        let logits = on_host(logits_te);
-        let rows = logits.chunks_exact(self.experts).zip(cx.tokens.local_padding()).enumerate();
-        let bad = rows.filter(|(_, (row, padding))| !**padding && unrankable(row).is_some());
-        let bad: Vec<usize> = bad.map(|(t, _)| t).collect();
-        if bad.is_empty() {
-            return false;
-        }
-        let mut levelled = logits.into_owned();
-        for t in bad {
-            levelled[t * self.experts..][..self.experts].fill(T::Acc::from_f64(0.0));
-        }
-        *logits_te = to_device(cx.device, logits_te.shape(), &levelled);
-        true
+        let (logits, ids) = (on_host(logits_te), on_host(expert_ids_tk));
+        let weights = self.weigh.weights_forward(&logits, self.experts, &ids, expert_ids_tk.dim(1));
+        to_device(logits_te.device(), expert_ids_tk.shape(), &weights)
     }
 
     /// Routing of this rank's tokens, what the backward needs, and what was counted.
@@ -208,28 +205,33 @@ impl<T: Trainable> Router<T> {
             bias_e: self.bias_e.as_deref(),
             layer: self.layer,
         };
-        let selected = chooser.choose(&logits_te, cx)?;
-        let (k, logits) = (selected.k, on_host(&logits_te));
-        let weights = self.weigh.weights_forward(&logits, self.experts, &selected.expert_ids_tk, k);
-        let (kept_ids, padding) = match &self.capacity {
-            None => (None, None),
+        let chosen = chooser.choose(&logits_te, cx)?;
+        let weights_tk = self.weights(&logits_te, &chosen.expert_ids_tk);
+        let after = match &self.capacity {
+            None => None,
             Some((capacity, scope)) => {
-                let after = drop_by_capacity(&selected, &weights, self.experts, (capacity, *scope), cx)?;
-                (Some(after.expert_ids_tk), after.padding)
+                Some(drop_by_capacity(&chosen, &weights_tk, self.experts, (capacity, *scope), cx)?)
             }
         };
         let mut report =
-            MoeReport { counts_e: counts_of(&selected.expert_ids_tk, self.experts), ..MoeReport::default() };
-        report.kept_e =
-            kept_ids.as_ref().map_or_else(|| report.counts_e.clone(), |ids| counts_of(ids, self.experts));
-        let slopes_se = self.balance_forward(&logits, &mut report, cx)?;
+            MoeReport { counts_e: counts_of(&chosen.host_ids_tk, self.experts), ..MoeReport::default() };
+        let Chosen { expert_ids_tk: chosen_ids_tk, .. } = chosen;
+        let (kept_ids_tk, padding) = match after {
+            None => {
+                report.kept_e = report.counts_e.clone();
+                (chosen_ids_tk.clone(), None)
+            }
+            Some(after) => {
+                report.kept_e = counts_of(&after.expert_ids_tk, self.experts);
+                (to_device(cx.device, chosen_ids_tk.shape(), &after.expert_ids_tk), after.padding)
+            }
+        };
+        let slopes_se = self.balance_forward(&logits_te, &mut report, cx)?;
         if carried {
             report.z_sum = f64::NAN;
         }
-        let ids = |ids: &[i32]| to_device(cx.device, [x_td.rows(), k], ids);
-        let chosen_ids_tk = ids(&selected.expert_ids_tk);
         let choice = Choice {
-            kept_ids_tk: kept_ids.map_or_else(|| chosen_ids_tk.clone(), |kept| ids(&kept)),
+            kept_ids_tk,
             chosen_ids_tk,
             padding,
             slopes_se,
@@ -237,18 +239,13 @@ impl<T: Trainable> Router<T> {
             z_slope: self.z_slope(&report, cx),
             scale: cx.tokens.scale,
         };
-        drop(logits);
-        let routing = self.routing(&choice, &weights, cx);
+        let routing = self.routing(&choice, weights_tk);
         Ok((routing, RouterSaved { x_td: x_td.clone(), logits_te, choice }, report))
     }
 
     /// The routing of a choice and the weights of its slots; the weight of a dropped slot is 0.
-    fn routing(&self, choice: &Choice, weights_tk: &[T::Acc], cx: &Cx<T>) -> Routing<T::Acc> {
-        let kept = on_host(&choice.kept_ids_tk);
-        let zero = T::Acc::from_f64(0.0);
-        let weights: Vec<T::Acc> =
-            kept.iter().zip(weights_tk).map(|(&id, &w)| if id < 0 { zero } else { w }).collect();
-        let weights_tk = to_device(cx.device, choice.kept_ids_tk.shape(), &weights);
+    fn routing(&self, choice: &Choice, weights_tk: Tensor<T::Acc>) -> Routing<T::Acc> {
+        let weights_tk = router::empty_slots_weigh_nothing(weights_tk, &choice.kept_ids_tk);
         let routing = Routing::new(self.experts, choice.kept_ids_tk.clone(), weights_tk);
         match &choice.padding {
             Some(padding) => routing.with_padding(padding.clone()),
@@ -266,15 +263,12 @@ impl<T: Trainable> Router<T> {
         let _phase = cx.phase(Phase::Router);
         let saved =
             RouterSaved { x_td: x_td.clone(), logits_te: self.logits(x_td, cx), choice: choice.clone() };
-        (self.routing_of(&saved, cx), saved)
+        (self.routing_of(&saved), saved)
     }
 
     /// The routing that `saved` belongs to, weighed again.
-    pub(crate) fn routing_of(&self, saved: &RouterSaved<T>, cx: &Cx<T>) -> Routing<T::Acc> {
-        let choice = &saved.choice;
-        let (logits, ids) = (on_host(&saved.logits_te), on_host(&choice.chosen_ids_tk));
-        let weights = self.weigh.weights_forward(&logits, self.experts, &ids, choice.k());
-        self.routing(choice, &weights, cx)
+    pub(crate) fn routing_of(&self, saved: &RouterSaved<T>) -> Routing<T::Acc> {
+        self.routing(&saved.choice, self.weights(&saved.logits_te, &saved.choice.chosen_ids_tk))
     }
 
     /// Adds to `dx_td` what comes back through the router; `dweights_tk` is the gradient of the weights.
@@ -290,14 +284,7 @@ impl<T: Trainable> Router<T> {
     ) -> Result<Tensor<T>, MoeError> {
         let _phase = cx.phase(Phase::Router);
         let RouterSaved { x_td, logits_te, choice } = saved;
-        let logits = on_host(&logits_te);
-        let mut dlogits = vec![T::Acc::from_f64(0.0); logits.len()];
-        let ids = on_host(&choice.chosen_ids_tk);
-        let dweights = on_host(dweights_tk);
-        self.weigh.weights_backward(&logits, self.experts, &ids, choice.k(), &dweights, &mut dlogits);
-        self.balance_gradient(&logits, &choice, &mut dlogits, cx)?;
-        let dlogits_te = to_device(cx.device, logits_te.shape(), &dlogits);
-        drop((logits, ids, dweights));
+        let dlogits_te = self.logits_backward(&logits_te, &choice, dweights_tk, cx)?;
         if !dx_td.is_unique() {
             dx_td = dx_td.duplicate(Category::Activation);
         }

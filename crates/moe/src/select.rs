@@ -3,8 +3,6 @@
 //! weigh otherwise); its ids are checked, so that nothing behind it has to fear a repeated or unknown expert.
 //! Padding tokens (mask TRUE) take no expert and take part in no decision.
 
-use std::borrow::Cow;
-
 use plica_dispatch::capacity::{Factor, capacity};
 use plica_kernels::Real;
 
@@ -12,8 +10,10 @@ use crate::config::{MoeConfig, Selection};
 use crate::error::MoeError;
 use crate::expert_choice::{as_table, expert_choice};
 use crate::forced;
+use crate::score::unrankable;
 use crate::sinkhorn::sinkhorn;
-use crate::topk::select_top_k;
+use crate::topk::{GroupLimit, TopK, select_top_k};
+use crate::weighting::Weighting;
 
 /// What a choice is made from. Rows are tokens in rising order of the global batch, perhaps with gaps.
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +51,30 @@ pub struct Selected {
     pub expert_ids_tk: Vec<i32>,
 }
 
+/// What a plain choice may depend on beside the logits and the bias.
+#[derive(Clone, Copy, Debug)]
+pub struct SelectStep {
+    /// Number of experts, E.
+    pub experts: usize,
+    /// Layer, for draws.
+    pub layer: usize,
+    /// Seed of the run.
+    pub seed: u64,
+    /// Step, from 0.
+    pub step: u64,
+}
+
+/// A choice that looks at one row alone: the best experts by score (or logit) and bias.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plain {
+    /// What is ranked.
+    pub weighting: Weighting,
+    /// The limit to the best groups, where there is one.
+    pub groups: Option<GroupLimit>,
+    /// Added to the logits, `[e]`.
+    pub shift_e: Option<Vec<f64>>,
+}
+
 /// A rule that chooses experts. No gradient flows through it.
 pub trait Select<A: Real>: Send + Sync {
     /// Name in messages.
@@ -60,6 +84,12 @@ pub trait Select<A: Real>: Send + Sync {
     /// must decide each row by itself, or the result depends on the layout.
     fn needs_whole_sequences(&self) -> bool {
         false
+    }
+
+    /// The rule as a plain top-k of rows in a step, where it is one: a device makes that choice by itself, and
+    /// [`Select::select`] is not called.
+    fn plain(&self, _step: &SelectStep) -> Option<Plain> {
+        None
     }
 
     /// The choice for every row.
@@ -81,28 +111,20 @@ impl Configured {
         Configured { config: config.clone() }
     }
 
-    /// The ranked quantity of every row: score (or logit) of the logits plus `shift_e`, plus the bias.
-    fn ranked<A: Real>(&self, input: &SelectInput<'_, A>, shift_e: Option<&[f64]>) -> Vec<A> {
-        let mut ranked_te = vec![A::zero(); input.logits_te.len()];
-        let rows = ranked_te.chunks_exact_mut(input.experts).zip(input.logits_te.chunks_exact(input.experts));
-        for (ranked_e, logits_e) in rows {
-            let logits_e = match shift_e {
-                None => Cow::Borrowed(logits_e),
-                Some(shift_e) => {
-                    Cow::Owned(logits_e.iter().zip(shift_e).map(|(&l, &s)| l + A::from_f64(s)).collect())
-                }
-            };
-            self.config.weighting.ranked(&logits_e, ranked_e);
-            if let Some(bias_e) = input.bias_e {
-                ranked_e.iter_mut().zip(bias_e).for_each(|(r, &b)| *r += A::from_f64(b));
-            }
-        }
-        ranked_te
+    /// What a biased choice adds to the logits.
+    fn shift(&self, step: &SelectStep) -> Option<Vec<f64>> {
+        let Selection::ForcedBiased { std, fresh } = self.config.selection else { return None };
+        let drawn_in = fresh.then_some(step.step);
+        Some(forced::logit_shift(step.seed, step.layer, step.experts, std, drawn_in))
+    }
+
+    fn plain_rule<'a, A: Real>(&'a self, input: &SelectInput<'a, A>, shift_e: Option<&'a [f64]>) -> TopK<'a> {
+        let MoeConfig { weighting, groups, .. } = self.config;
+        TopK { weighting, k: input.top_k, groups, shift_e, bias_e: input.bias_e }
     }
 
     fn top_k<A: Real>(&self, input: &SelectInput<'_, A>, shift_e: Option<&[f64]>) -> Vec<i32> {
-        let ranked_te = self.ranked(input, shift_e);
-        select_top_k(&ranked_te, input.experts, input.top_k, self.config.groups, input.padding_t)
+        self.plain_rule(input, shift_e).select(input.logits_te, input.experts, input.padding_t)
     }
 
     fn sinkhorn<A: Real>(&self, input: &SelectInput<'_, A>) -> Vec<i32> {
@@ -128,7 +150,7 @@ impl Configured {
     }
 
     fn expert_choice<A: Real>(&self, input: &SelectInput<'_, A>) -> Result<Selected, MoeError> {
-        let scores_te = self.ranked(input, None);
+        let scores_te = self.plain_rule(input, None).ranked(input.logits_te, input.experts);
         let (factor, min) = match self.config.capacity {
             Some(capacity) => (capacity.factor, capacity.min),
             None => (Factor::from_ratio(1, 1)?, 0),
@@ -155,6 +177,15 @@ impl<A: Real> Select<A> for Configured {
         matches!(self.config.selection, Selection::Sinkhorn | Selection::ExpertChoice)
     }
 
+    fn plain(&self, step: &SelectStep) -> Option<Plain> {
+        let shift_e = match self.config.selection {
+            Selection::TopK => None,
+            Selection::ForcedBiased { .. } => self.shift(step),
+            Selection::Sinkhorn | Selection::ExpertChoice | Selection::ForcedBalanced => return None,
+        };
+        Some(Plain { weighting: self.config.weighting, groups: self.config.groups, shift_e })
+    }
+
     fn select(&self, input: &SelectInput<'_, A>) -> Result<Selected, MoeError> {
         let expert_ids_tk = match self.config.selection {
             Selection::Sinkhorn if input.training => self.sinkhorn(input),
@@ -163,21 +194,14 @@ impl<A: Real> Select<A> for Configured {
             Selection::ForcedBalanced => {
                 forced::balanced(input.experts, input.top_k, input.indices_t, input.padding_t)
             }
-            Selection::ForcedBiased { std, fresh } => {
-                let step = fresh.then_some(input.step);
-                let shift_e = forced::logit_shift(input.seed, input.layer, input.experts, std, step);
-                self.top_k(input, Some(&shift_e))
+            Selection::ForcedBiased { .. } => {
+                let SelectInput { experts, layer, seed, step, .. } = *input;
+                let shift_e = self.shift(&SelectStep { experts, layer, seed, step });
+                self.top_k(input, shift_e.as_deref())
             }
         };
         Ok(Selected { k: input.top_k, expert_ids_tk })
     }
-}
-
-/// The expert whose logit makes a row impossible to rank: a NaN, or a largest value that is not finite.
-pub(crate) fn unrankable<A: Real>(logits_e: &[A]) -> Option<usize> {
-    let bad = |l: &A| l.is_nan() || *l == A::infinity();
-    let finite = logits_e.iter().any(|l| l.is_finite());
-    logits_e.iter().position(bad).or((!finite).then_some(0))
 }
 
 /// Refuses logits that cannot be ranked. Padding rows are not looked at.

@@ -6,13 +6,11 @@
 
 use plica_dense::mlp::{Mlp, MlpBackward, MlpSaved};
 use plica_dense::{Cx, FeedForward, Init, ParamId, ParamSpec, ParamSpecs, Phase, Place, Trainable};
-use plica_kernels::ops::{elementwise, gemm};
-use plica_kernels::{Category, Float, Real, Tensor};
+use plica_kernels::ops::{elementwise, gemm, router};
+use plica_kernels::{Category, Float, Tensor};
 
 use crate::config::SharedExperts;
 use crate::error::MoeError;
-use crate::host::on_host;
-use crate::score::sigmoid;
 
 /// The shared experts of a layer.
 #[derive(Clone, Copy, Debug)]
@@ -94,7 +92,7 @@ impl Shared {
         let Some(gate) = self.gate else { return Ok((y_td, SharedSaved { mlp, gated: None })) };
         let _phase = cx.phase(Phase::SharedExpert);
         let logits_t1 = gemm::matmul_nt_acc(&x_td, &*cx.weight(gate));
-        let gate_t = map(&logits_t1, sigmoid).reshape([x_td.rows()]);
+        let gate_t = router::gate_forward(&logits_t1).reshape([x_td.rows()]);
         let gated_td = elementwise::scale_rows(&y_td, &gate_t);
         Ok((gated_td, SharedSaved { mlp, gated: Some(Gated { x_td, y_td, gate_t }) }))
     }
@@ -134,8 +132,7 @@ impl Shared {
         drop((phase, y_td));
         let mlp = self.mlp.backward_down(mlp, &dscaled_td, cx)?;
         let _phase = cx.phase(Phase::SharedExpert);
-        let dlogits = combine(&dgate_t, &gate_t, |d, g| d * g * (T::Acc::from_f64(1.0) - g));
-        let dlogits_t1 = dlogits.reshape([x_td.rows(), 1]);
+        let dlogits_t1 = router::gate_backward(&dgate_t, &gate_t).reshape([x_td.rows(), 1]);
         Ok(SharedBackward { mlp, gate: Some((x_td, dlogits_t1)) })
     }
 
@@ -158,14 +155,4 @@ impl Shared {
         cx.weight_grad(gate, move |grad| gemm::accumulate_tn(grad, &dlogits_t1, &x_td));
         Ok(dx_td)
     }
-}
-
-fn map<A: Real>(x: &Tensor<A>, f: impl Fn(A) -> A) -> Tensor<A> {
-    let values: Vec<A> = on_host(x).iter().map(|&v| f(v)).collect();
-    Tensor::from_slice(x.device(), x.shape(), &values, Category::Activation)
-}
-
-fn combine<A: Real>(a: &Tensor<A>, b: &Tensor<A>, f: impl Fn(A, A) -> A) -> Tensor<A> {
-    let values: Vec<A> = on_host(a).iter().zip(on_host(b).iter()).map(|(&x, &y)| f(x, y)).collect();
-    Tensor::from_slice(a.device(), a.shape(), &values, Category::Activation)
 }

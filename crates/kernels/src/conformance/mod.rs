@@ -11,6 +11,7 @@ mod gemm;
 mod grouped_gemm;
 mod permute;
 mod reduce;
+mod router;
 mod topk;
 mod twin;
 
@@ -51,6 +52,7 @@ pub fn cases() -> Vec<Case> {
     grouped_gemm::cases(&mut all);
     permute::cases(&mut all);
     reduce::cases(&mut all);
+    router::cases(&mut all);
     topk::cases(&mut all);
     all
 }

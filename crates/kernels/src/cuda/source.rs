@@ -45,6 +45,8 @@ sources! {
     PERMUTE = "permute", "../ops/permute.cu";
     /// Reductions.
     REDUCE = "reduce", "../ops/elementwise/reduce.cu";
+    /// Router of a mixture-of-experts layer.
+    ROUTER = "router", "../ops/router.cu";
     /// bf16 matrix products on tensor cores.
     TENSOR_GEMM = "tensor_gemm", "../ops/gemm/tensor_gemm.cu";
     /// The k largest of every row.

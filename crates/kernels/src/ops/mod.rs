@@ -17,5 +17,6 @@ pub mod grouped_gemm;
 pub mod norm;
 pub mod permute;
 pub mod rope;
+pub mod router;
 pub(crate) mod shared;
 pub mod topk;

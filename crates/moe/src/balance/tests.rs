@@ -1,6 +1,7 @@
 //! Balance losses against the published numbers of known faults and against finite differences.
 
 use super::*;
+use crate::score::ScoreFunction;
 use plica_kernels::check::{assert_close, numeric_gradient};
 
 const SOFTMAX: ScoreFunction = ScoreFunction::Softmax;

@@ -58,7 +58,7 @@ impl<T: Trainable> MoeLayer<T> {
         dy_td: &Tensor<T>,
         cx: &mut Cx<T>,
     ) -> Result<MoeBackward<T>, MoeError> {
-        let routing = self.router.routing_of(&router, cx);
+        let routing = self.router.routing_of(&router);
         let phase = cx.phase(Phase::Dispatch);
         let started = self.dispatcher.dispatch_begin(router.x_td(), &routing)?;
         let rows = started.settled(!cx.overlap().is_on())?;

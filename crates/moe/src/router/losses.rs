@@ -5,14 +5,14 @@
 //! caller.
 
 use plica_dense::{BatchScale, Cx, Trainable};
-use plica_kernels::Float;
+use plica_kernels::ops::router::{self, Slopes};
+use plica_kernels::{Float, Tensor};
 
 use super::{Choice, Router};
-use crate::balance::{
-    BalanceSums, RowSets, balance_backward, balance_slopes, balance_sums, balance_value, over_sequences,
-};
+use crate::balance::{BalanceSums, RowSets, balance_backward, balance_slopes, balance_value, over_sequences};
 use crate::choose::sum_over_sharers;
 use crate::error::MoeError;
+use crate::host::{on_host, to_device};
 use crate::report::MoeReport;
 
 /// A coefficient over a number of the global batch; `local` is that of this micro-batch, which cannot be
@@ -44,13 +44,13 @@ impl<T: Trainable> Router<T> {
     /// Fills the report's sums and returns the slopes of the micro-batch and sequence losses.
     pub(super) fn balance_forward(
         &self,
-        logits_te: &[T::Acc],
+        logits_te: &Tensor<T::Acc>,
         report: &mut MoeReport,
         cx: &Cx<T>,
     ) -> Result<Vec<f64>, MoeError> {
         let (sequence_t, sequences) = sequence_of_rows(cx);
         let rows = RowSets { sequences, sequence_t: &sequence_t, padding_t: cx.tokens.local_padding() };
-        let sums = balance_sums(self.score, logits_te, self.experts, self.top_k, &rows);
+        let sums = router::sums(self.score, logits_te, self.top_k, &rows);
         report.tokens = sums.tokens;
         report.z_sum = sums.z_sum;
         report.entropy_sum = sums.entropy_sum;
@@ -105,17 +105,36 @@ impl<T: Trainable> Router<T> {
         choice.global_slopes_e = Some(slopes_e);
     }
 
-    /// Adds the gradient of all losses to `dlogits_te`.
+    /// Gradient of the logits: from that of the weights and from all losses.
     ///
     /// # Errors
     /// [`MoeError::GlobalCounts`].
-    pub(super) fn balance_gradient(
+    pub(super) fn logits_backward(
         &self,
-        logits_te: &[T::Acc],
+        logits_te: &Tensor<T::Acc>,
         choice: &Choice,
-        dlogits_te: &mut [T::Acc],
+        dweights_tk: &Tensor<T::Acc>,
         cx: &Cx<T>,
-    ) -> Result<(), MoeError> {
+    ) -> Result<Tensor<T::Acc>, MoeError> {
+        let slopes_se = self.slopes(choice)?;
+        let (sequence_t, sequences) = sequence_of_rows(cx);
+        let rows = RowSets { sequences, sequence_t: &sequence_t, padding_t: cx.tokens.local_padding() };
+        let (expert_ids_tk, z_slope) = (&choice.chosen_ids_tk, choice.z_slope);
+        // One score function serves weights and losses, unless a replaced rule has another one.
+        if let Some(rule) = self.weigh.known().filter(|rule| rule.score == self.score) {
+            let slopes_se = &slopes_se;
+            let slopes = Slopes { rule, expert_ids_tk, dweights_tk, rows, slopes_se, z_slope };
+            return Ok(router::backward(logits_te, &slopes));
+        }
+        let (logits, ids, dweights) = (on_host(logits_te), on_host(expert_ids_tk), on_host(dweights_tk));
+        let mut dlogits = vec![T::Acc::from_f64(0.0); logits.len()];
+        self.weigh.weights_backward(&logits, self.experts, &ids, choice.k(), &dweights, &mut dlogits);
+        balance_backward(self.score, &logits, &rows, &slopes_se, z_slope, &mut dlogits);
+        Ok(to_device(cx.device, logits_te.shape(), &dlogits))
+    }
+
+    /// Slopes of all balance losses together, [s, e].
+    fn slopes(&self, choice: &Choice) -> Result<Vec<f64>, MoeError> {
         let mut slopes_se = choice.slopes_se.clone();
         if self.balance.global > 0.0 {
             let slopes_e =
@@ -124,9 +143,6 @@ impl<T: Trainable> Router<T> {
                 row.iter_mut().zip(slopes_e).for_each(|(s, g)| *s += g);
             }
         }
-        let (sequence_t, sequences) = sequence_of_rows(cx);
-        let rows = RowSets { sequences, sequence_t: &sequence_t, padding_t: cx.tokens.local_padding() };
-        balance_backward(self.score, logits_te, &rows, &slopes_se, choice.z_slope, dlogits_te);
-        Ok(())
+        Ok(slopes_se)
     }
 }

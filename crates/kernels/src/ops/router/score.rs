@@ -6,7 +6,7 @@
 //! experts + 1e-20). Everything is in the accumulator type. A logit of -inf is an expert that cannot be
 //! chosen: its score is 0.
 
-use plica_kernels::Real;
+use crate::dtype::Real;
 
 /// Added to a sum of scores before dividing by it.
 pub const SUM_EPSILON: f64 = 1e-20;
@@ -45,7 +45,7 @@ impl std::str::FromStr for ScoreFunction {
 }
 
 /// Numerically stable logistic function.
-pub(crate) fn sigmoid<A: Real>(x: A) -> A {
+pub fn sigmoid<A: Real>(x: A) -> A {
     if x >= A::zero() {
         A::one() / (A::one() + (-x).exp())
     } else {
@@ -68,7 +68,7 @@ pub fn log_sum_exp<A: Real>(logits_e: &[A]) -> A {
 }
 
 /// Softmax of a row into `out`.
-pub(crate) fn softmax<A: Real>(logits_e: &[A], out: &mut [A]) {
+pub fn softmax<A: Real>(logits_e: &[A], out: &mut [A]) {
     let max = logits_e.iter().fold(A::neg_infinity(), |m, &x| m.max(x));
     let mut sum = A::zero();
     for (y, &x) in out.iter_mut().zip(logits_e) {
@@ -79,11 +79,18 @@ pub(crate) fn softmax<A: Real>(logits_e: &[A], out: &mut [A]) {
 }
 
 /// Adds the gradient of a softmax to `dlogits_e`: dl_e += p_e (dp_e - sum_i dp_i p_i).
-pub(crate) fn softmax_backward<A: Real>(p_e: &[A], dp_e: &[A], dlogits_e: &mut [A]) {
+pub fn softmax_backward<A: Real>(p_e: &[A], dp_e: &[A], dlogits_e: &mut [A]) {
     let inner: A = p_e.iter().zip(dp_e).map(|(&p, &d)| p * d).sum();
     for ((dl, &p), &dp) in dlogits_e.iter_mut().zip(p_e).zip(dp_e) {
         *dl += p * (dp - inner);
     }
+}
+
+/// The expert whose logit makes a row impossible to rank: a NaN, or a largest value that is not finite.
+pub fn unrankable<A: Real>(logits_e: &[A]) -> Option<usize> {
+    let bad = |l: &A| l.is_nan() || *l == A::infinity();
+    let finite = logits_e.iter().any(|l| l.is_finite());
+    logits_e.iter().position(bad).or((!finite).then_some(0))
 }
 
 /// Scores of one token.
@@ -156,7 +163,7 @@ pub fn normalized_backward<A: Real>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plica_kernels::check::{assert_close, numeric_gradient};
+    use crate::check::{assert_close, numeric_gradient};
 
     const ALL: [ScoreFunction; 3] =
         [ScoreFunction::Softmax, ScoreFunction::Sigmoid, ScoreFunction::SqrtSoftplus];

@@ -5,7 +5,10 @@
 //! all, so a negative biased score can never let them in. Rows of padding tokens get -1 in every slot. No
 //! gradient.
 
-use plica_kernels::Real;
+use std::borrow::Cow;
+
+use super::weighting::Weighting;
+use crate::dtype::Real;
 
 /// Choice limited to the best groups of experts. Experts are cut into contiguous groups of equal size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,10 +96,51 @@ pub fn select_top_k<A: Real>(
     ids_tk
 }
 
+/// What is ranked, and how many are chosen.
+#[derive(Clone, Copy, Debug)]
+pub struct TopK<'a> {
+    /// The quantity that is ranked.
+    pub weighting: Weighting,
+    /// Experts of a token.
+    pub k: usize,
+    /// The limit to the best groups, where there is one.
+    pub groups: Option<GroupLimit>,
+    /// Added to the logits, `[e]`.
+    pub shift_e: Option<&'a [f64]>,
+    /// Added to the ranked quantity, `[e]`.
+    pub bias_e: Option<&'a [f64]>,
+}
+
+impl TopK<'_> {
+    /// The ranked quantity of rows of logits, [t, e].
+    pub fn ranked<A: Real>(&self, logits_te: &[A], experts: usize) -> Vec<A> {
+        let mut ranked_te = vec![A::zero(); logits_te.len()];
+        let rows = ranked_te.chunks_exact_mut(experts).zip(logits_te.chunks_exact(experts));
+        for (ranked_e, logits_e) in rows {
+            let logits_e = match self.shift_e {
+                None => Cow::Borrowed(logits_e),
+                Some(shift_e) => {
+                    Cow::Owned(logits_e.iter().zip(shift_e).map(|(&l, &s)| l + A::from_f64(s)).collect())
+                }
+            };
+            self.weighting.ranked(&logits_e, ranked_e);
+            if let Some(bias_e) = self.bias_e {
+                ranked_e.iter_mut().zip(bias_e).for_each(|(r, &b)| *r += A::from_f64(b));
+            }
+        }
+        ranked_te
+    }
+
+    /// The experts [t, k] of rows of logits, as [`select_top_k`] gives them.
+    pub fn select<A: Real>(&self, logits_te: &[A], experts: usize, padding_t: &[bool]) -> Vec<i32> {
+        select_top_k(&self.ranked(logits_te, experts), experts, self.k, self.groups, padding_t)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plica_kernels::rng::{Purpose, Stream};
+    use crate::rng::{Purpose, Stream};
 
     /// Oracle: sort all, stable, by falling value.
     fn by_sorting(values: &[f64], k: usize) -> Vec<i32> {
