@@ -58,6 +58,11 @@ impl Stream {
         Stream { key: [seed as u32, (seed >> 32) as u32], purpose: purpose.code() }
     }
 
+    /// What the generator's kernels take beside an index: purpose and seed.
+    pub(crate) fn purpose_and_seed(&self) -> (u64, u64) {
+        (self.purpose, u64::from(self.key[0]) | u64::from(self.key[1]) << 32)
+    }
+
     /// Four 32-bit words at `index`.
     pub fn words(&self, index: u64) -> [u32; 4] {
         let counter = [index as u32, (index >> 32) as u32, self.purpose as u32, (self.purpose >> 32) as u32];

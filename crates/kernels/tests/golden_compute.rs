@@ -3,7 +3,7 @@
 
 mod golden_support;
 
-use golden_support::{Goldens, load};
+use golden_support::{Goldens, devices, load};
 use plica_kernels::check::assert_close;
 use plica_kernels::ops::activation::{
     clamped_swiglu_backward, clamped_swiglu_forward, swiglu_backward, swiglu_forward,
@@ -12,16 +12,6 @@ use plica_kernels::ops::attention::{
     AttentionSpec, Rows, attention_backward, attention_block_forward, attention_forward, merge,
 };
 use plica_kernels::{Category, Device, Tensor};
-
-/// The CPU and, with the feature `emulator`, an emulated GPU.
-fn devices(threads: usize) -> Vec<Device> {
-    [
-        Device::cpu(threads),
-        #[cfg(feature = "emulator")]
-        plica_kernels::cuda::emulator::device(Default::default(), 1, None),
-    ]
-    .into()
-}
 
 fn tensor(device: &Device, goldens: &Goldens, name: &str) -> Tensor<f32> {
     let (shape, values) = &goldens[name];
@@ -115,8 +105,11 @@ fn beside(a: &Tensor<f32>, b: &Tensor<f32>) -> Tensor<f32> {
 #[test]
 fn swiglu() {
     let Some(goldens) = load("swiglu") else { return };
-    let device = Device::cpu(2);
-    let get = |name: &str| tensor(&device, &goldens, name);
+    devices(2).iter().for_each(|device| swiglu_on(device, &goldens));
+}
+
+fn swiglu_on(device: &Device, goldens: &Goldens) {
+    let get = |name: &str| tensor(device, goldens, name);
     let check = |name: &str, got: &Tensor<f32>| assert_close(name, &wide(got), &goldens[name].1, 5e-6);
 
     let gate_up = get("packed/gate_up");
@@ -146,23 +139,26 @@ fn swiglu() {
 
 #[test]
 fn swiglu_mlp() {
-    use plica_kernels::ops::gemm::{accumulate_tn, matmul_nn, matmul_nt};
     let Some(goldens) = load("swiglu") else { return };
-    let device = Device::cpu(2);
-    let get = |name: &str| tensor(&device, &goldens, &format!("mlp/{name}"));
+    devices(2).iter().for_each(|device| swiglu_mlp_on(device, &goldens));
+}
+
+fn swiglu_mlp_on(device: &Device, goldens: &Goldens) {
+    use plica_kernels::ops::gemm::{accumulate_tn, matmul_nn, matmul_nt};
+    let get = |name: &str| tensor(device, goldens, &format!("mlp/{name}"));
     let (x, gate, up, down, dy) = (get("x"), get("w_gate"), get("w_up"), get("w_down"), get("d_y"));
     let gate_up = beside(&matmul_nt(&x, &gate), &matmul_nt(&x, &up));
     let h = swiglu_forward(&gate_up, None);
     assert_close("y", &wide(&matmul_nt(&h, &down)), &goldens["mlp/y"].1, 5e-6);
-    let mut d_down = Tensor::zeros(&device, down.shape(), Category::Gradient);
+    let mut d_down = Tensor::zeros(device, down.shape(), Category::Gradient);
     accumulate_tn(&mut d_down, &dy, &h);
     assert_close("grad_w_down", &wide(&d_down), &goldens["mlp/grad_w_down"].1, 5e-6);
     let (d_gate_up, _) = swiglu_backward(&matmul_nn(&dy, &down), &gate_up, None);
-    let mut both = [gate.clone(), up.clone()].map(|w| Tensor::zeros(&device, w.shape(), Category::Gradient));
+    let mut both = [gate.clone(), up.clone()].map(|w| Tensor::zeros(device, w.shape(), Category::Gradient));
     let (f, values) = (gate.rows(), d_gate_up.to_vec());
     let half = |start: usize| {
         let part: Vec<f32> = values.chunks(2 * f).flat_map(|row| row[start..start + f].to_vec()).collect();
-        Tensor::from_slice(&device, [x.rows(), f], &part, Category::Data)
+        Tensor::from_slice(device, [x.rows(), f], &part, Category::Data)
     };
     let mut dx = matmul_nn(&half(0), &gate);
     plica_kernels::ops::gemm::matmul_nn_add(&mut dx, &half(f), &up);

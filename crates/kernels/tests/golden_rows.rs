@@ -3,7 +3,7 @@
 
 mod golden_support;
 
-use golden_support::{Goldens, load};
+use golden_support::{Goldens, devices, load};
 use plica_kernels::check::assert_close;
 use plica_kernels::ops::adamw::{AdamW, adamw_step, clip_coefficient};
 use plica_kernels::ops::cross_entropy::{IGNORED, cross_entropy, cross_entropy_in_place};
@@ -49,12 +49,15 @@ fn number(goldens: &Goldens, name: &str) -> Option<f64> {
 #[test]
 fn rmsnorm() {
     let Some(goldens) = load("rmsnorm") else { return };
-    let device = Device::cpu(2);
+    devices(2).iter().for_each(|device| rmsnorm_on(device, &goldens));
+}
+
+fn rmsnorm_on(device: &Device, goldens: &Goldens) {
     for case in ["eps1e6", "eps1e5", "extreme_rows", "per_head"] {
-        let get = |name: &str| tensor(&device, &goldens, &format!("{case}/{name}"));
+        let get = |name: &str| tensor(device, goldens, &format!("{case}/{name}"));
         let (x, w) = (get("x"), get("w"));
-        let (y, inv_rms) = rms_forward(&x, &w, number(&goldens, &format!("{case}/eps")).expect("eps"));
-        let mut dw = Tensor::zeros(&device, w.shape(), Category::Gradient);
+        let (y, inv_rms) = rms_forward(&x, &w, number(goldens, &format!("{case}/eps")).expect("eps"));
+        let mut dw = Tensor::zeros(device, w.shape(), Category::Gradient);
         let dx = rms_backward(&get("d_y"), &x, &w, &inv_rms, &mut dw);
         for (name, got) in [("y", y), ("grad_x", dx), ("grad_w", dw)] {
             let name = format!("{case}/{name}");
@@ -105,19 +108,22 @@ fn from_golden_order(x: &Tensor<f32>) -> Tensor<f32> {
 #[test]
 fn rope() {
     let Some(goldens) = load("rope") else { return };
-    let device = Device::cpu(2);
+    devices(2).iter().for_each(|device| rope_on(device, &goldens));
+}
+
+fn rope_on(device: &Device, goldens: &Goldens) {
     for case in ["theta1e4", "theta1e6", "interleaved_theta1e4", "yarn_deepseek_v3", "yarn_gpt_oss"] {
-        let get = |name: &str| tensor(&device, &goldens, &format!("{case}/{name}"));
+        let get = |name: &str| tensor(device, goldens, &format!("{case}/{name}"));
         let interleaved = case.starts_with("interleaved") || case == "yarn_deepseek_v3";
         let layout = if interleaved { RopeLayout::Interleaved } else { RopeLayout::Half };
-        let positions = integers(&device, &goldens, &format!("{case}/positions"));
+        let positions = integers(device, goldens, &format!("{case}/positions"));
         let x = get("x");
         let d = x.dim(2);
-        let frequencies = frequencies(&goldens, case, d);
+        let frequencies = frequencies(goldens, case, d);
         assert_close("inv_freq", &frequencies.inv_freq, &goldens[&format!("{case}/inv_freq")].1, 1e-7);
-        let amplitude = number(&goldens, &format!("{case}/amplitude")).expect("amplitude");
+        let amplitude = number(goldens, &format!("{case}/amplitude")).expect("amplitude");
         assert_close("amplitude", &[frequencies.amplitude], &[amplitude], 1e-14);
-        let table = RopeTable::<f32>::for_positions(&device, &frequencies, &positions);
+        let table = RopeTable::<f32>::for_positions(device, &frequencies, &positions);
         for (t, &position) in positions.to_vec().iter().enumerate() {
             let (cos, sin) = table.at(position);
             for (name, got) in [("cos", cos), ("sin", sin)] {
@@ -165,10 +171,13 @@ fn cross_entropy_on(device: &Device, goldens: &Goldens) {
 #[test]
 fn routing_ids() {
     let Some(goldens) = load("routing") else { return };
-    let device = Device::cpu(2);
+    devices(2).iter().for_each(|device| routing_ids_on(device, &goldens));
+}
+
+fn routing_ids_on(device: &Device, goldens: &Goldens) {
     for case in ["softmax_topk", "softmax_topk_renorm", "topk_softmax", "top1", "ties", "masked_logits"] {
-        let logits = tensor(&device, &goldens, &format!("{case}/logits"));
-        let expected = integers(&device, &goldens, &format!("{case}/topk_ids"));
+        let logits = tensor(device, goldens, &format!("{case}/logits"));
+        let expected = integers(device, goldens, &format!("{case}/topk_ids"));
         let (ids, _) = topk_rows(&logits, expected.dim(1)).expect("ranked");
         assert_eq!(ids.to_vec(), expected.to_vec(), "{case}");
     }

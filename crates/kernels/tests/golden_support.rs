@@ -5,11 +5,22 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use plica_kernels::Device;
 use safetensors::{Dtype, SafeTensors};
 
 /// Tensors and numeric parameters of one operator: `case/name` -> (shape, values). A number of `ops.json` has
 /// the shape `[]`, a list of numbers `[n]`; a tensor of the same name wins.
 pub type Goldens = BTreeMap<String, (Vec<usize>, Vec<f64>)>;
+
+/// What the goldens are held against: the CPU and, with the feature `emulator`, an emulated GPU.
+pub fn devices(threads: usize) -> Vec<Device> {
+    [
+        Device::cpu(threads),
+        #[cfg(feature = "emulator")]
+        plica_kernels::cuda::emulator::device(Default::default(), 1, None),
+    ]
+    .into()
+}
 
 /// Goldens of the operator `op`, or `None` (with a line that says so) where the data is not on this machine.
 ///

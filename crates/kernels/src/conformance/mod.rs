@@ -2,15 +2,20 @@
 //! element type, on ordinary and odd sizes and on no rows. Tests run the cases on emulated GPUs in several orders of
 //! threads and streams; `plica selftest --device cuda` runs them on a card.
 
+mod activation;
 mod adamw;
 mod attention;
 mod copy;
 mod cross_entropy;
+mod dropout;
 mod elementwise;
+mod embedding;
 mod gemm;
 mod grouped_gemm;
+mod norm;
 mod permute;
 mod reduce;
+mod rope;
 mod router;
 mod topk;
 mod twin;
@@ -43,15 +48,20 @@ pub(crate) fn case(
 /// Every case, family by family.
 pub fn cases() -> Vec<Case> {
     let mut all = Vec::new();
+    activation::cases(&mut all);
     adamw::cases(&mut all);
     attention::cases(&mut all);
     copy::cases(&mut all);
     cross_entropy::cases(&mut all);
+    dropout::cases(&mut all);
     elementwise::cases(&mut all);
+    embedding::cases(&mut all);
     gemm::cases(&mut all);
     grouped_gemm::cases(&mut all);
+    norm::cases(&mut all);
     permute::cases(&mut all);
     reduce::cases(&mut all);
+    rope::cases(&mut all);
     router::cases(&mut all);
     topk::cases(&mut all);
     all

@@ -10,6 +10,7 @@
 pub mod choice;
 pub mod error;
 pub mod gpu;
+pub(crate) mod groups;
 pub mod parameter;
 pub mod runtime;
 pub mod source;

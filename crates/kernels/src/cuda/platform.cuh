@@ -84,6 +84,9 @@ DEVICE double pow_of(double x, double y) { return pow(x, y); }
 // A product that is rounded on its own; a plain one may be fused with the sum that follows.
 DEVICE float mul_rn(float x, float y) { return __fmul_rn(x, y); }
 DEVICE double mul_rn(double x, double y) { return __dmul_rn(x, y); }
+// a b + c, rounded once: a sum's bits do not depend on what the compiler joins.
+DEVICE float fma_of(float a, float b, float c) { return fmaf(a, b, c); }
+DEVICE double fma_of(double a, double b, double c) { return fma(a, b, c); }
 template <class A> DEVICE A max_of(A a, A b) { return a > b ? a : b; }
 template <class A> DEVICE A min_of(A a, A b) { return a < b ? a : b; }
 template <class A> DEVICE A infinity();
@@ -109,6 +112,25 @@ template <class T> DEVICE void store_pack(T* to, const Pack<T>& pack) {
     *reinterpret_cast<uint4*>(to) = raw;
 }
 DEVICE bool is_aligned_16(const void* pointer) { return (reinterpret_cast<u64>(pointer) & 15u) == 0; }
+// The elements from `start` on of a row of n, zeros beyond its end. PACKED: the row's address is a multiple of 16 and n
+// one of COUNT; otherwise elements are read one by one, by the same thread, so that sums do not depend on alignment.
+template <class T, bool PACKED> DEVICE Pack<T> load_part(const T* row, int start, int n) {
+    if constexpr (PACKED) {
+        return load_pack(row + start);
+    } else {
+        Pack<T> pack;
+        for (int i = 0; i < Pack<T>::COUNT; i++) pack.v[i] = start + i < n ? row[start + i] : from_acc<T>(acc_t<T>(0));
+        return pack;
+    }
+}
+template <class T, bool PACKED> DEVICE void store_part(T* row, int start, int n, const Pack<T>& pack) {
+    if constexpr (PACKED) {
+        store_pack(row + start, pack);
+    } else {
+        for (int i = 0; i < Pack<T>::COUNT; i++)
+            if (start + i < n) row[start + i] = pack.v[i];
+    }
+}
 
 // ---- a warp and a block as one
 constexpr u32 WHOLE_WARP = 0xffffffffu;
@@ -211,6 +233,43 @@ template <int TM, int TN> DEVICE Tile tile_of_inner(i64 t, const int* starts, i6
     banded(t % (rows * columns), rows, columns, row, column);
     i64 first = group_start(starts, groups, k, group), last = group_start(starts, groups, k, group + 1);
     return {group, row * TM, min_of(row * TM + TM, m), column * TN, first, last};
+}
+
+// The threads of a block in groups of `lanes`, a row of a tensor for each group at a time; `lanes` is a power of two up
+// to 32, or the whole block. It follows from the width of a row alone (`cuda/groups.rs`), and so do the sums' orders.
+struct Group {
+    int lanes, lane, index, count;
+};
+DEVICE Group own_group(int lanes) {
+    Group group = {lanes, int(threadIdx.x) % lanes, int(threadIdx.x) / lanes, int(blockDim.x) / lanes};
+    return group;
+}
+// Sum over the threads of a group, the same bits on each; all threads of the block call it. `scratch` holds 32 elements.
+template <class A> DEVICE A group_sum(A x, const Group& group, A* scratch) {
+    if (group.lanes > 32) return block_sum(x, scratch);
+    for (int distance = group.lanes >> 1; distance > 0; distance >>= 1) x += __shfl_xor_sync(WHOLE_WARP, x, distance);
+    return x;
+}
+
+// ---- the generator of rng.rs: Philox4x32-10, four words a counter
+struct Words {
+    u32 w[4];
+};
+DEVICE Words philox(u64 index, u64 purpose, u64 seed) {
+    u32 c0 = u32(index), c1 = u32(index >> 32), c2 = u32(purpose), c3 = u32(purpose >> 32);
+    u32 k0 = u32(seed), k1 = u32(seed >> 32);
+#pragma unroll
+    for (int round = 0; round < 10; round++) {
+        u64 a = u64(c0) * 0xD2511F53u, b = u64(c2) * 0xCD9E8D57u;
+        c0 = u32(b >> 32) ^ c1 ^ k0;
+        c1 = u32(b);
+        c2 = u32(a >> 32) ^ c3 ^ k1;
+        c3 = u32(a);
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    Words words = {{c0, c1, c2, c3}};
+    return words;
 }
 
 // ---- tensor cores and asynchronous copies (sm_80 and newer)

@@ -29,6 +29,8 @@ macro_rules! sources {
 }
 
 sources! {
+    /// Gated units with the weight of a row.
+    ACTIVATION = "activation", "../ops/activation.cu";
     /// AdamW.
     ADAMW = "adamw", "../ops/adamw.cu";
     /// Attention for every type and head size.
@@ -37,14 +39,26 @@ sources! {
     COPY = "copy", "../ops/elementwise/copy.cu";
     /// Cross-entropy.
     CROSS_ENTROPY = "cross_entropy", "../ops/cross_entropy.cu";
+    /// Masks from the counter-based generator.
+    DROPOUT = "dropout", "../ops/dropout.cu";
     /// Arithmetic element by element.
     ELEMENTWISE = "elementwise", "../ops/elementwise.cu";
+    /// Rows of a table by id.
+    EMBEDDING = "embedding", "../ops/embedding.cu";
     /// Matrix products of every element type, without tensor cores.
     GEMM = "gemm", "../ops/gemm.cu";
+    /// LayerNorm.
+    LAYER = "layer", "../ops/norm/layer.cu";
+    /// RMSNorm, whole and in halves, and the second pass of weight gradients.
+    NORM = "norm", "../ops/norm.cu";
     /// Rows and weights moved by index lists.
     PERMUTE = "permute", "../ops/permute.cu";
+    /// Nonlinearities of one operand.
+    POINTWISE = "pointwise", "../ops/activation/pointwise.cu";
     /// Reductions.
     REDUCE = "reduce", "../ops/elementwise/reduce.cu";
+    /// Rotary position embedding.
+    ROPE = "rope", "../ops/rope.cu";
     /// Router of a mixture-of-experts layer.
     ROUTER = "router", "../ops/router.cu";
     /// bf16 matrix products on tensor cores.

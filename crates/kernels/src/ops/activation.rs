@@ -5,6 +5,7 @@
 //! h = w (u + 1) g sigmoid(alpha g), columns interleaved (even gate, odd up), gradient 0 where clamped. GELU
 //! (Hendrycks and Gimpel, 2016) exact and in its tanh form, and SiLU alone. Leaves out dropout.
 
+mod cuda;
 mod pointwise;
 
 #[cfg(test)]
@@ -26,6 +27,10 @@ const GRAIN: usize = 1 << 13;
 const PIECE: usize = 128;
 /// The two halves of a gated unit and how they meet.
 trait Gated<A> {
+    /// What its kernels are called.
+    const NAME: &'static str;
+    /// Limit and factor of the gate, zeros where it has none: what its kernels take.
+    fn settings(&self) -> (A, A);
     /// Activation of one pair, without the row's weight.
     fn value(&self, gate: A, up: A) -> A;
     /// Activation and its derivatives by gate and up.
@@ -38,6 +43,11 @@ struct Silu;
 
 impl<A: Real> Gated<A> for Silu {
     const INTERLEAVED: bool = false;
+    const NAME: &'static str = "swiglu";
+
+    fn settings(&self) -> (A, A) {
+        (A::zero(), A::zero())
+    }
 
     #[inline(always)]
     fn value(&self, gate: A, up: A) -> A {
@@ -59,6 +69,11 @@ struct Clamped<A> {
 
 impl<A: Real> Gated<A> for Clamped<A> {
     const INTERLEAVED: bool = true;
+    const NAME: &'static str = "clamped_swiglu";
+
+    fn settings(&self) -> (A, A) {
+        (self.limit, self.alpha)
+    }
 
     #[inline(always)]
     fn value(&self, gate: A, up: A) -> A {
@@ -155,6 +170,9 @@ fn gated_forward<T: Float, G: Gated<T::Acc> + Sync>(
     row_weights: Option<&Tensor<T::Acc>>,
 ) -> Tensor<T> {
     let (rows, f) = gated_sizes(gate_up, row_weights);
+    if let Some(gpu) = gate_up.device().gpu() {
+        return cuda::gated_forward(gpu, unit, gate_up, row_weights);
+    }
     let mut h = Tensor::empty(gate_up.device(), [rows, f], Category::Activation);
     let (input, weights) = (gate_up.data(), row_weights.map(Tensor::data));
     gate_up.device().pool().for_rows_mut(h.data_mut(), f, grain_rows(f), |first, out| {
@@ -186,6 +204,9 @@ fn gated_backward<T: Float, G: Gated<T::Acc> + Sync>(
     let (rows, f) = gated_sizes(gate_up, row_weights);
     assert_eq!(dh_rf.dims(), [rows, f], "gradient of the activation");
     let device = gate_up.device();
+    if let Some(gpu) = device.gpu() {
+        return cuda::gated_backward(gpu, unit, dh_rf, gate_up, row_weights);
+    }
     let mut d_gate_up = Tensor::empty(device, [rows, 2 * f], Category::Activation);
     let (input, dh) = (gate_up.data(), dh_rf.data());
     let Some(weights) = row_weights else {

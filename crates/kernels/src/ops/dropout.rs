@@ -5,6 +5,7 @@
 //!
 //! One counter gives four draws of 32 bits, so that p is met within 2^-32. Leaves out p = 0 (no mask is needed).
 
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -62,6 +63,9 @@ impl Dropout {
 
     /// Mask of a tensor whose elements are one run of global indices from `first` on.
     pub fn mask(&self, device: &Device, shape: impl Into<Shape>, first: u64) -> Tensor<u8> {
+        if let Some(gpu) = device.gpu() {
+            return cuda::mask(gpu, self, device, shape.into(), first);
+        }
         let mut mask = Tensor::empty(device, shape, Category::Activation);
         device.pool().for_rows_mut(mask.data_mut(), 1, grain_rows(1), |start, marks| {
             self.fill(first + start as u64, marks);
@@ -71,6 +75,9 @@ impl Dropout {
 
     /// Output and mask; the elements of `x` are one run of global indices from `first` on.
     pub fn forward<T: Float>(&self, x: &Tensor<T>, first: u64) -> (Tensor<T>, Tensor<u8>) {
+        if let Some(gpu) = x.device().gpu() {
+            return cuda::forward(gpu, self, x, first);
+        }
         let mask = self.mask(x.device(), x.shape(), first);
         (self.apply(x, &mask), mask)
     }
@@ -81,6 +88,9 @@ impl Dropout {
     /// When the shapes differ.
     pub fn apply<T: Float>(&self, x: &Tensor<T>, mask: &Tensor<u8>) -> Tensor<T> {
         assert_eq!(x.shape(), mask.shape(), "one mark an element");
+        if let Some(gpu) = x.device().gpu() {
+            return cuda::apply(gpu, self, x, mask);
+        }
         let scale = T::Acc::from_f64(self.scale());
         let mut y = Tensor::empty(x.device(), x.shape(), Category::Activation);
         let (values, marks) = (x.data(), mask.data());

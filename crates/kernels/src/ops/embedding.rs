@@ -8,6 +8,7 @@ use crate::ops::elementwise::grain_rows;
 use crate::ops::shared::SharedMut;
 use crate::tensor::Tensor;
 
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -24,6 +25,9 @@ fn local_row(id: i32, first_id: usize, rows: usize) -> Option<usize> {
 /// `x[t] = table[ids[t] - first_id]`, zeros where that is no row of the table: `[t, d]`.
 pub fn embedding_forward<T: Float>(table_vd: &Tensor<T>, ids_t: &Tensor<i32>, first_id: usize) -> Tensor<T> {
     let &[rows, d] = table_vd.dims() else { panic!("a matrix, not {:?}", table_vd.shape()) };
+    if let Some(gpu) = table_vd.device().gpu() {
+        return cuda::forward(gpu, table_vd, ids_t, first_id);
+    }
     let mut x_td = Tensor::empty(table_vd.device(), [ids_t.len(), d], Category::Activation);
     let (table, ids) = (table_vd.data(), ids_t.data());
     table_vd.device().pool().for_rows_mut(x_td.data_mut(), d, grain_rows(d), |first, out| {
@@ -47,6 +51,9 @@ pub fn embedding_backward<T: Float>(
     let &[rows, d] = dtable_vd.dims() else { panic!("a matrix, not {:?}", dtable_vd.shape()) };
     assert_eq!(dx_td.dims(), [ids_t.len(), d], "one gradient row a token");
     let device = dtable_vd.device().clone();
+    if let Some(gpu) = device.gpu() {
+        return cuda::backward(gpu, dx_td, ids_t, first_id, dtable_vd);
+    }
     let (dx, ids) = (dx_td.data(), ids_t.data());
     let table = SharedMut::new(dtable_vd.data_mut());
     // Threads take columns, not tokens: two tokens may share a row, and their order must not change.

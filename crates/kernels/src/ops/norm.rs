@@ -5,6 +5,7 @@
 //! over the ranks. Weight gradients are summed in fixed blocks of rows, so their bits do not depend on the
 //! thread count.
 
+mod cuda;
 mod layer;
 mod sharded;
 #[cfg(test)]
@@ -45,6 +46,10 @@ fn inverse_of<T: Float>(sum_of_squares: T::Acc, width: usize, eps: T::Acc) -> T:
 /// RMSNorm of `x [.., d]` with weights `w_d`: the output and 1 / sqrt(mean(x^2) + eps) of every row.
 pub fn rms_forward<T: Float>(x: &Tensor<T>, w_d: &Tensor<T>, eps: f64) -> (Tensor<T>, Tensor<T::Acc>) {
     let (rows, d) = rows_and_width(x, w_d);
+    if let Some(gpu) = x.device().gpu() {
+        let (_, y, inv_rms) = cuda::rms_forward(gpu, x, None, w_d, eps);
+        return (y, inv_rms);
+    }
     let eps = T::Acc::from_f64(eps);
     let mut y = Tensor::empty(x.device(), x.shape(), Category::Activation);
     let mut inv_rms = Tensor::empty(x.device(), [rows], Category::Activation);
@@ -73,6 +78,10 @@ pub fn add_rms_forward<T: Float>(
 ) -> (Tensor<T>, Tensor<T>, Tensor<T::Acc>) {
     assert_eq!(x.shape(), residual.shape(), "shapes of the two summands");
     let (rows, d) = rows_and_width(x, w_d);
+    if let Some(gpu) = x.device().gpu() {
+        let (sum, y, inv_rms) = cuda::rms_forward(gpu, x, Some(residual), w_d, eps);
+        return (sum.expect("the sum with a residual"), y, inv_rms);
+    }
     let eps = T::Acc::from_f64(eps);
     let mut sum = Tensor::empty(x.device(), x.shape(), Category::Activation);
     let mut y = Tensor::empty(x.device(), x.shape(), Category::Activation);
@@ -131,6 +140,10 @@ fn backward<T: Float>(
     let (rows, d) = rows_and_width(x, w_d);
     assert_eq!((dy.shape(), dw_d.len(), inv_rms.len()), (x.shape(), d, rows), "shapes of a norm's backward");
     assert!(dsum.is_none_or(|s| s.shape() == x.shape()), "shape of the sum's gradient");
+    if let Some(gpu) = x.device().gpu() {
+        let given = cuda::RmsBackward { dy, x, w_d, dsum, inv_rms, dots: None, width: d };
+        return cuda::rms_backward(gpu, &given, dw_d);
+    }
     let mut dx = Tensor::empty(x.device(), x.shape(), Category::Activation);
     let out = SharedMut::new(dx.data_mut());
     let (dy, x, w, inverses) = (dy.data(), x.data(), w_d.data(), inv_rms.data());

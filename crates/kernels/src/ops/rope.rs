@@ -12,6 +12,7 @@ use crate::ledger::Category;
 use crate::ops::elementwise::grain_rows;
 use crate::tensor::Tensor;
 
+mod cuda;
 mod frequencies;
 #[cfg(test)]
 mod tests;
@@ -32,8 +33,10 @@ pub enum RopeLayout {
 pub struct RopeTable<A: Real> {
     /// The positions of the rows, rising, each once.
     positions: Vec<i32>,
-    /// `[positions, d]`: the cosines of the d/2 pairs, then their sines.
+    /// `[positions, d]` in host memory: the cosines of the d/2 pairs, then their sines.
     cos_sin: Tensor<A>,
+    /// The same where a GPU reads it.
+    gpu: Option<cuda::GpuTable<A>>,
 }
 
 impl<A: Real> RopeTable<A> {
@@ -57,7 +60,8 @@ impl<A: Real> RopeTable<A> {
 
     fn build(device: &Device, frequencies: &RopeFrequencies, positions: Vec<i32>) -> RopeTable<A> {
         let pairs = frequencies.inv_freq.len();
-        let mut cos_sin = Tensor::empty(device, [positions.len(), 2 * pairs], Category::Workspace);
+        let host = device.gpu().map_or_else(|| device.clone(), |_| Device::cpu(1));
+        let mut cos_sin = Tensor::empty(&host, [positions.len(), 2 * pairs], Category::Workspace);
         device.pool().for_rows_mut(cos_sin.data_mut(), 2 * pairs, grain_rows(32 * pairs), |first, rows| {
             for (i, row) in rows.chunks_exact_mut(2 * pairs).enumerate() {
                 let position = f64::from(positions[first + i]);
@@ -69,7 +73,8 @@ impl<A: Real> RopeTable<A> {
                 }
             }
         });
-        RopeTable { positions, cos_sin }
+        let gpu = device.gpu().map(|_| cuda::GpuTable::new(device, &positions, &cos_sin));
+        RopeTable { positions, cos_sin, gpu }
     }
 
     /// Width of the heads that it turns.
@@ -77,7 +82,7 @@ impl<A: Real> RopeTable<A> {
         self.cos_sin.row_len()
     }
 
-    /// Rows of cosines and sines at a position.
+    /// Rows of cosines and sines at a position, in host memory whatever the device.
     ///
     /// # Panics
     /// When the table was not made for it.
@@ -99,7 +104,7 @@ impl<A: Real> RopeTable<A> {
 /// buffer.
 ///
 /// # Panics
-/// When a position is not in the table.
+/// When a position is not in the table; a GPU, which cannot say so at once, makes the token's heads NaN.
 pub fn rope_forward<T: Float>(
     x_thd: Tensor<T>,
     positions: &Tensor<i32>,
@@ -112,7 +117,7 @@ pub fn rope_forward<T: Float>(
 /// The gradient of [`rope_forward`]'s input: the same turn backwards (and the same amplitude).
 ///
 /// # Panics
-/// When a position is not in the table.
+/// As [`rope_forward`].
 pub fn rope_backward<T: Float>(
     dy_thd: Tensor<T>,
     positions: &Tensor<i32>,
@@ -132,6 +137,9 @@ fn rotate<T: Float>(
     let &[tokens, heads, d] = x.dims() else { panic!("tokens, heads, width; not {:?}", x.shape()) };
     assert_eq!((positions.len(), table.head_dim()), (tokens, d), "positions and head width");
     let device = x.device().clone();
+    if let Some(gpu) = device.gpu() {
+        return cuda::rotate(gpu, x, positions, table, layout, direction);
+    }
     let (positions, row_len) = (positions.data(), heads * d);
     let turn = |first: usize, from: Option<&[T]>, out: &mut [T]| {
         for (i, token) in out.chunks_exact_mut(row_len).enumerate() {

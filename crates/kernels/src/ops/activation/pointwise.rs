@@ -2,6 +2,7 @@
 
 use num_traits::One as _;
 
+use super::cuda;
 use crate::dtype::{Float, Real};
 use crate::ledger::Category;
 use crate::ops::fastmath::FastMath;
@@ -41,6 +42,9 @@ fn map_backward<T: Float>(
 
 /// silu(x) = x sigmoid(x), element by element.
 pub fn silu_forward<T: Float>(x: &Tensor<T>) -> Tensor<T> {
+    if let Some(gpu) = x.device().gpu() {
+        return cuda::pointwise_forward(gpu, "silu", x);
+    }
     map(x, |x| x * x.sigmoid())
 }
 
@@ -49,6 +53,9 @@ pub fn silu_forward<T: Float>(x: &Tensor<T>) -> Tensor<T> {
 /// # Panics
 /// When the shapes differ.
 pub fn silu_backward<T: Float>(dy: &Tensor<T>, x: &Tensor<T>) -> Tensor<T> {
+    if let Some(gpu) = x.device().gpu() {
+        return cuda::pointwise_backward(gpu, "silu", dy, x);
+    }
     map_backward(dy, x, |x| {
         let sigmoid = x.sigmoid();
         sigmoid + x * sigmoid * (T::Acc::one() - sigmoid)
@@ -69,6 +76,14 @@ fn constant<A: Real>(x: f64) -> A {
 }
 
 impl Gelu {
+    /// What its kernels are called.
+    fn kernel(self) -> &'static str {
+        match self {
+            Gelu::Exact => "gelu_exact",
+            Gelu::Tanh => "gelu_tanh",
+        }
+    }
+
     #[inline(always)]
     fn value<A: Real>(self, x: A) -> A {
         let half: A = constant(0.5);
@@ -103,6 +118,9 @@ impl Gelu {
 
 /// gelu(x), element by element.
 pub fn gelu_forward<T: Float>(x: &Tensor<T>, kind: Gelu) -> Tensor<T> {
+    if let Some(gpu) = x.device().gpu() {
+        return cuda::pointwise_forward(gpu, kind.kernel(), x);
+    }
     map(x, |x| kind.value(x))
 }
 
@@ -111,5 +129,8 @@ pub fn gelu_forward<T: Float>(x: &Tensor<T>, kind: Gelu) -> Tensor<T> {
 /// # Panics
 /// When the shapes differ.
 pub fn gelu_backward<T: Float>(dy: &Tensor<T>, x: &Tensor<T>, kind: Gelu) -> Tensor<T> {
+    if let Some(gpu) = x.device().gpu() {
+        return cuda::pointwise_backward(gpu, kind.kernel(), dy, x);
+    }
     map_backward(dy, x, |x| kind.slope(x))
 }

@@ -3,7 +3,7 @@
 
 use num_traits::Float as _;
 
-use super::rows_and_width;
+use super::{cuda, rows_and_width};
 use crate::dtype::{Float, Real};
 use crate::ledger::Category;
 use crate::ops::elementwise::{LANES, column_sums, fold_lanes, grain_rows};
@@ -37,6 +37,9 @@ pub fn layer_norm_forward<T: Float>(
 ) -> (Tensor<T>, Tensor<T::Acc>, Tensor<T::Acc>) {
     let (rows, d) = rows_and_width(x, w_d);
     assert_eq!(b_d.len(), d, "one bias a column");
+    if let Some(gpu) = x.device().gpu() {
+        return cuda::layer_forward(gpu, x, w_d, b_d, eps);
+    }
     let (eps, count) = (T::Acc::from_f64(eps), T::Acc::from_f64(d as f64));
     let mut y = Tensor::empty(x.device(), x.shape(), Category::Activation);
     let mut mean = Tensor::empty(x.device(), [rows], Category::Activation);
@@ -83,9 +86,13 @@ pub fn layer_norm_backward<T: Float>(
     gradients: LayerNormGradients<'_, T>,
 ) -> Tensor<T> {
     let (rows, d) = rows_and_width(x, w_d);
-    let LayerNormGradients { dw_d, db_d } = gradients;
-    assert_eq!((dy.shape(), dw_d.len(), db_d.len()), (x.shape(), d, d), "shapes of a norm's backward");
+    let lens = (gradients.dw_d.len(), gradients.db_d.len());
+    assert_eq!((dy.shape(), lens), (x.shape(), (d, d)), "shapes of a norm's backward");
     assert_eq!((mean.len(), inv_std.len()), (rows, rows), "statistics of every row");
+    if let Some(gpu) = x.device().gpu() {
+        return cuda::layer_backward(gpu, dy, x, w_d, (mean, inv_std), gradients);
+    }
+    let LayerNormGradients { dw_d, db_d } = gradients;
     let mut dx = Tensor::empty(x.device(), x.shape(), Category::Activation);
     let mut both = Tensor::<T::Acc>::zeros(x.device(), [2 * d], Category::Workspace);
     let out = SharedMut::new(dx.data_mut());

@@ -4,7 +4,7 @@
 //! backward: `rms_backward_dots` | sum over ranks | `rms_apply_backward`. On one rank the result is
 //! [`super::rms_forward`]'s and [`super::rms_backward`]'s, bit for bit.
 
-use super::{dx_row, inverse_of, rows_and_width, scaled_row};
+use super::{cuda, dx_row, inverse_of, rows_and_width, scaled_row};
 use crate::dtype::{Float, Real};
 use crate::ledger::Category;
 use crate::ops::elementwise::{LANES, column_sums, dot, fold_lanes, grain_rows};
@@ -15,6 +15,9 @@ use crate::tensor::Tensor;
 pub fn sum_of_squares<T: Float>(x: &Tensor<T>) -> Tensor<T::Acc> {
     let d = *x.dims().last().expect("a tensor with columns");
     let rows = x.len().checked_div(d).unwrap_or(0);
+    if let Some(gpu) = x.device().gpu() {
+        return cuda::row_sums(gpu, None, x, rows, d);
+    }
     let mut sums = Tensor::empty(x.device(), [rows], Category::Activation);
     let from = x.data();
     x.device().pool().for_rows_mut(sums.data_mut(), 1, grain_rows(d), |first, sums| {
@@ -28,6 +31,9 @@ pub fn sum_of_squares<T: Float>(x: &Tensor<T>) -> Tensor<T::Acc> {
 
 /// 1 / sqrt(sum / width + eps) of every row, from the sums over the complete width.
 pub fn inverse_rms<A: Real>(sums: &Tensor<A>, width: usize, eps: f64) -> Tensor<A> {
+    if let Some(gpu) = sums.device().gpu() {
+        return cuda::inverse_rms(gpu, sums, width, eps);
+    }
     let eps = A::from_f64(eps);
     let mut inverses = Tensor::empty(sums.device(), sums.shape(), Category::Activation);
     for (inverse, sum) in inverses.data_mut().iter_mut().zip(sums.data()) {
@@ -40,6 +46,9 @@ pub fn inverse_rms<A: Real>(sums: &Tensor<A>, width: usize, eps: f64) -> Tensor<
 pub fn rms_apply<T: Float>(x: &Tensor<T>, w_d: &Tensor<T>, inv_rms: &Tensor<T::Acc>) -> Tensor<T> {
     let (rows, d) = rows_and_width(x, w_d);
     assert_eq!(inv_rms.len(), rows, "one inverse a row");
+    if let Some(gpu) = x.device().gpu() {
+        return cuda::rms_apply(gpu, x, w_d, inv_rms);
+    }
     let mut y = Tensor::empty(x.device(), x.shape(), Category::Activation);
     let (from, w, inverses) = (x.data(), w_d.data(), inv_rms.data());
     x.device().pool().for_rows_mut(y.data_mut(), d, grain_rows(d), |first, out| {
@@ -54,6 +63,9 @@ pub fn rms_apply<T: Float>(x: &Tensor<T>, w_d: &Tensor<T>, inv_rms: &Tensor<T::A
 pub fn rms_backward_dots<T: Float>(dy: &Tensor<T>, x: &Tensor<T>, w_d: &Tensor<T>) -> Tensor<T::Acc> {
     let (rows, d) = rows_and_width(x, w_d);
     assert_eq!(dy.shape(), x.shape(), "shapes of a norm's backward");
+    if let Some(gpu) = x.device().gpu() {
+        return cuda::row_sums(gpu, Some((dy, w_d)), x, rows, d);
+    }
     let mut dots = Tensor::empty(x.device(), [rows], Category::Activation);
     let (dy, x, w) = (dy.data(), x.data(), w_d.data());
     dots.device().clone().pool().for_rows_mut(dots.data_mut(), 1, grain_rows(d), |first, dots| {
@@ -87,6 +99,10 @@ pub fn rms_apply_backward<T: Float>(
     let (rows, d) = rows_and_width(x, w_d);
     assert_eq!((dy.shape(), dw_d.len(), inv_rms.len()), (x.shape(), d, rows), "shapes of a norm's backward");
     assert_eq!(dots.len(), rows, "one sum a row");
+    if let Some(gpu) = x.device().gpu() {
+        let given = cuda::RmsBackward { dy, x, w_d, dsum: None, inv_rms, dots: Some(dots), width };
+        return cuda::rms_backward(gpu, &given, dw_d);
+    }
     let mut dx = Tensor::empty(x.device(), x.shape(), Category::Activation);
     let out = SharedMut::new(dx.data_mut());
     let (dy, x, w) = (dy.data(), x.data(), w_d.data());
