@@ -73,9 +73,8 @@ fn a_case_that_differs_is_seen() {
         "trap: expert gradients ep times too large (deepspeed 5259), tp2 dp1 | etp1 ep2 edp1",
         "trap: jitter drawn by rank, tp1 dp2 | etp1 ep2 edp1, zero3",
     ] {
-        let worst = run_case(&plica_comm::launch::Backend::Threads, &case(other), &plain)
-            .expect("two ranks run")
-            .max();
+        let (threads, cpu) = (plica_comm::launch::Backend::Threads, plica_comm::DeviceMaker::cpu());
+        let worst = run_case(&threads, &cpu, &case(other), &plain).expect("two ranks run").max();
         assert!(worst > 1e-4, "{other}: {worst}");
     }
 }

@@ -12,7 +12,7 @@ const USED_BY: [(&str, &str); 3] = [
 ];
 
 /// Folder of fixtures with a README that says where its numbers are from, and the test that reads it.
-const FOLDERS: [(&str, &str); 1] = [("golden_layer", "tests/golden/data.rs")];
+const FOLDERS: [(&str, &str); 1] = [("golden_layer", "tests/golden.rs")];
 
 #[test]
 fn every_fixture_is_valid_and_read_by_its_crate() {

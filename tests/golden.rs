@@ -4,19 +4,30 @@
 //! too large for the repository; where it is absent each test says so and passes. One layer of it, forward only,
 //! is in `tests/fixtures/golden_layer` and is always checked.
 
-mod compare;
-pub mod data;
 mod hub;
-mod run;
-mod steps;
 
+use std::path::Path;
+
+use plica::golden::{Golden, Tensors, differences, relative_differences, run, run_forward};
 use plica::hub::HubModel;
+use plica_comm::DeviceMaker;
 use plica_dense::Trainable;
 use plica_folding::layout::{Layout, LayoutSpec};
 
-use compare::{differences, relative_differences};
-use data::{Golden, layer_fixture, models};
-use run::{run, run_forward};
+/// The model folders whose architecture is supported; the others are named.
+pub fn models(test: &str) -> Vec<Golden> {
+    let Some(folder) = crate::support::golden(test) else { return Vec::new() };
+    let (found, left_out) = plica::golden::models(&folder).expect("golden data");
+    left_out.iter().for_each(|text| println!("skipped: {test} of {text}"));
+    found
+}
+
+/// The one layer that comes with the repository: layer 0 of a Qwen3-MoE, weights and activations.
+pub fn layer_fixture() -> Golden {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/golden_layer");
+    let hub = HubModel::read(&folder.join("config.json")).expect("a supported configuration");
+    Golden::new(&folder, hub, serde_json::Value::Null).expect("the fixture")
+}
 
 fn layout(tp: usize, dp: usize, ep: usize, etp: usize) -> Layout {
     let spec = LayoutSpec { world: tp * dp, tp, ep, etp: Some(etp), ..LayoutSpec::default() };
@@ -42,8 +53,9 @@ fn report(found: Vec<String>) {
     assert!(found.is_empty(), "{} differences:\n{}{more}", found.len(), shown.join("\n"));
 }
 
-fn run_text<T: Trainable>(golden: &Golden, layout: &Layout) -> Result<data::Tensors, Vec<String>> {
-    run::<T>(golden, layout).map_err(|e| vec![format!("{}, {layout}: {e:#}", golden.name)])
+fn run_text<T: Trainable>(golden: &Golden, layout: &Layout) -> Result<Tensors, Vec<String>> {
+    run::<T>(golden, layout, &DeviceMaker::cpu())
+        .map_err(|e| vec![format!("{}, {layout}: {e:#}", golden.name)])
 }
 
 fn check<T: Trainable>(golden: &Golden, layout: &Layout) -> Vec<String> {
@@ -101,7 +113,8 @@ fn a_published_layer() {
     assert_eq!(golden.expected.len(), 5, "{:?}", golden.expected.keys());
     let mut found = Vec::new();
     for layout in [Layout::one(), layout(2, 2, 2, 1), layout(2, 1, 2, 1)] {
-        let mut computed = run_forward::<f32>(&golden, &layout).unwrap_or_else(|e| panic!("{layout}: {e:#}"));
+        let mut computed = run_forward::<f32>(&golden, &layout, &DeviceMaker::cpu())
+            .unwrap_or_else(|e| panic!("{layout}: {e:#}"));
         computed.retain(|name, _| golden.expected.contains_key(name));
         found.extend(differences(&golden, &layout.to_string(), &computed));
     }
@@ -120,7 +133,7 @@ fn a_wrong_convention_is_seen() {
     for (what, change) in changes {
         let mut golden = layer_fixture();
         change(&mut golden.hub);
-        let computed = run_forward::<f32>(&golden, &Layout::one()).expect("a run");
+        let computed = run_forward::<f32>(&golden, &Layout::one(), &DeviceMaker::cpu()).expect("a run");
         let found = differences(&golden, "changed", &computed);
         assert!(found.iter().any(|text| text.contains("hidden/layer0[")), "{what}: {found:?}");
     }
@@ -134,7 +147,8 @@ fn a_layout_that_does_not_divide_is_refused() {
         if kv_heads.is_multiple_of(2) {
             continue;
         }
-        let refused = run::<f32>(&golden, &layout(2, 2, 2, 1)).expect_err("heads do not divide");
+        let refused =
+            run::<f32>(&golden, &layout(2, 2, 2, 1), &DeviceMaker::cpu()).expect_err("heads do not divide");
         let text = format!("{refused:#}");
         let fits =
             text.contains(&format!("{kv_heads} does not divide over TP = 2")) && text.contains("choose TP");

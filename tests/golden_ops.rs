@@ -8,8 +8,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::golden::data::tensors;
 use crate::support;
+use plica::golden::tensors;
 
 /// The cases that a test goes through.
 enum Cases {
@@ -224,7 +224,7 @@ fn every_output_of_every_case_is_covered() {
     let mut uncovered = BTreeSet::new();
     let mut outputs = 0;
     for (op, cases) in json.as_object().expect("operators") {
-        let file = tensors(&folder.join(format!("ops/{op}.safetensors")));
+        let file = tensors(&folder.join(format!("ops/{op}.safetensors"))).expect("a file of tensors");
         for case in cases.as_object().expect("cases").keys() {
             let known = TABLES.iter().any(|(o, t, ..)| o == op && t == case);
             if !known && !file.keys().any(|name| name.starts_with(&format!("{case}/"))) {

@@ -10,6 +10,8 @@ pub mod checkpoint;
 pub mod cli;
 pub mod config;
 pub mod data;
+pub mod device;
+pub mod golden;
 pub mod hub;
 pub mod memory;
 pub mod mesh_text;

@@ -6,15 +6,14 @@ use std::path::Path;
 
 use plica::checkpoint::CheckpointError;
 use plica::checkpoint::read::TensorFile;
+use plica::golden::{Golden, Rank, tensors};
 use plica::hub::{HubError, Names, load, save};
 use plica_comm::launch::{LaunchOptions, run_ranks};
 use plica_dense::Zero;
 use plica_folding::layout::{Layout, LayoutSpec};
 use plica_kernels::bf16;
 
-use super::data::{Golden, models, tensors};
-use super::layouts;
-use super::run::Rank;
+use super::{layouts, models};
 use crate::support::TempDir;
 
 /// Weight decay applies to exactly the parameters that the trained goldens decayed.
@@ -54,7 +53,7 @@ fn write(golden: &Golden, layout: &Layout, zero: Zero, path: &Path) {
 fn written_files_hold_what_was_read() {
     let folder = TempDir::new("hub");
     for golden in models("written_files_hold_what_was_read") {
-        let read = tensors(&golden.weights);
+        let read = tensors(&golden.weights).expect("a file of tensors");
         let mut files = Vec::new();
         // Two stages, of which the second holds a copy of a tied table.
         let stages = LayoutSpec { world: 2, pp: 2, ..LayoutSpec::default() };
@@ -64,7 +63,12 @@ fn written_files_hold_what_was_read() {
                 let name = format!("{}-{}-{}.safetensors", golden.name, files.len(), zero.number());
                 let path = folder.path().join(name);
                 write(&golden, layout, zero, &path);
-                assert_eq!(tensors(&path), read, "{}, {layout}, {zero:?}", golden.name);
+                assert_eq!(
+                    tensors(&path).expect("a file of tensors"),
+                    read,
+                    "{}, {layout}, {zero:?}",
+                    golden.name
+                );
                 files.push(std::fs::read(&path).expect("the file"));
             }
         }

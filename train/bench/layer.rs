@@ -5,6 +5,7 @@
 //! to the input and to every weight and are cleared in each repetition, inside the measured time. A repetition is
 //! timed between two barriers. The roofline is the best matrix product of the same type on the same cores.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
@@ -18,13 +19,13 @@ use plica_dense::{
 };
 use plica_dispatch::{DispatcherKind, build};
 use plica_folding::{Layout, LayoutSpec};
-use plica_kernels::ops::gemm;
 use plica_kernels::rng::{Purpose as Draw, Stream};
 use plica_kernels::{Category, Device, Real, Tensor, bf16};
 use plica_moe::select::{Select, SelectInput, Selected};
 use plica_moe::{MoeConfig, MoeError, MoeLayer, MoeSpec};
 
-use super::{Figure, peak_rss_mib, rate, timed};
+use super::{Figure, best_product, first_device, peak_rss_mib, rate, wait_for};
+use crate::device::DeviceChoice;
 
 /// Share of the tokens that choose expert 0 in the skewed case.
 const HOT: f64 = 0.3;
@@ -61,6 +62,9 @@ pub struct LayerBench {
     /// Routings: balanced, skewed.
     #[arg(long, value_delimiter = ',', default_values = ["balanced", "skewed"], value_name = "LIST")]
     routing: Vec<String>,
+    /// What the ranks compute on: cpu, cuda, cuda:N.
+    #[arg(long, default_value_t, value_name = "DEVICE")]
+    device: DeviceChoice,
     /// Measured repetitions, after two.
     #[arg(long, default_value_t = 5, value_name = "N")]
     repetitions: usize,
@@ -130,6 +134,10 @@ impl LayerBench {
         ensure!(tokens > 0 && tokens.is_multiple_of(ep), "--tokens {tokens}: a multiple of --ep {ep}");
         ensure!(experts.is_multiple_of(ep), "--experts {experts}: a multiple of --ep {ep}");
         ensure!((1..experts).contains(&top_k), "--top-k {top_k}: from 1 to below --experts {experts}");
+        ensure!(
+            cfg!(test) || !self.device.is_emulated(),
+            "--device emulator: its times say nothing; plica selftest --device emulator tests it"
+        );
         ensure!(self.repetitions > 0, "--repetitions 0: at least 1");
         let mut figures = Vec::new();
         for dtype in &self.dtype {
@@ -158,17 +166,28 @@ impl LayerBench {
         backend: &Backend,
     ) -> anyhow::Result<Vec<Figure>> {
         let threads = self.threads.unwrap_or((cores / self.ep).max(1));
+        let maker = self.device.maker()?;
         let options = LaunchOptions {
             threads_per_rank: threads,
+            device: maker.clone(),
             deadline: Duration::from_secs(600),
             ..LaunchOptions::default()
         };
-        let ranks = run_on(backend, self.ep, options, |context| self.rank::<T>(&context, skewed))?;
-        let Some(seconds) = ranks.into_iter().next() else { return Ok(Vec::new()) };
+        let ranks = run_on(backend, self.ep, options, |context| {
+            let card = context.device.gpu().map(|gpu| gpu.description());
+            let card = card.map(|card| (card.name.clone(), card.ordinal));
+            anyhow::Ok((self.rank::<T>(&context, skewed)?, card))
+        })?;
+        let cards: BTreeSet<usize> = ranks.iter().filter_map(|(_, card)| Some(card.as_ref()?.1)).collect();
+        let Some((seconds, card)) = ranks.into_iter().next() else { return Ok(Vec::new()) };
         let given = Given { skewed, tokens: self.tokens as u64 };
         let dtype = T::DTYPE;
+        let place = match &card {
+            None => format!("× {threads} thread(s)"),
+            Some((name, _)) => format!("on {} × {name}", cards.len()),
+        };
         let setting = format!(
-            "{dtype}, {} (max/mean {:.2}), {} tokens × {}, {} experts of {}, top-{}, ep {} × {threads} thread(s)",
+            "{dtype}, {} (max/mean {:.2}), {} tokens × {}, {} experts of {}, top-{}, ep {} {place}",
             if skewed { "skewed" } else { "balanced" },
             given.imbalance(self.experts, self.top_k),
             self.tokens,
@@ -183,7 +202,10 @@ impl LayerBench {
         let speed = Figure { what, setting, value, range, unit: "tokens/s", roofline: None, peak_rss_mib };
         let flop = 18.0 * (self.tokens * self.top_k * self.width * self.ffn) as f64;
         let (value, range) = rate(flop / 1e9, &seconds);
-        let peak = best_product::<T>(&Device::cpu((threads * self.ep).min(cores)), PEAK.min(2 * self.width));
+        let peak = match card {
+            None => best_product::<T>(&Device::cpu((threads * self.ep).min(cores)), PEAK.min(2 * self.width)),
+            Some(_) => best_product::<T>(&first_device(&maker)?, 4 * PEAK) * cards.len() as f64,
+        };
         let roofline = Some((peak, roofline));
         Ok(vec![speed.clone(), Figure { value, range, unit: "GFLOP/s", roofline, ..speed }])
     }
@@ -227,6 +249,7 @@ impl LayerBench {
             let (y_td, saved, _) = layer.forward(&x_td, &mut cx)?;
             drop(y_td);
             drop(layer.backward(saved, &dy_td, &mut cx)?);
+            wait_for(device);
             context.world.barrier(Purpose::Control)?;
             seconds.push(start.elapsed().as_secs_f64());
         }
@@ -241,15 +264,6 @@ impl LayerBench {
             (first * width..(first + count as u64) * width).map(|i| T::from_f64(draws.normal(i))).collect();
         Tensor::from_slice(device, [count, self.width], &values, Category::Activation)
     }
-}
-
-/// GFLOP a second of the best of some square matrix products.
-fn best_product<T: Trainable>(device: &Device, size: usize) -> f64 {
-    let draws = Stream::new(1, Draw::Named("peak"));
-    let values: Vec<T> = (0..(size * size) as u64).map(|i| T::from_f64(draws.uniform(i) - 0.5)).collect();
-    let x = Tensor::from_slice(device, [size, size], &values, Category::Activation);
-    let seconds = timed(1, 3, || drop(gemm::matmul_nt(&x, &x)));
-    rate(2.0 * (size as f64).powi(3) / 1e9, &seconds).1.1
 }
 
 #[cfg(test)]

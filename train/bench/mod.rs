@@ -14,6 +14,10 @@ mod step;
 
 use std::time::Instant;
 
+use plica_comm::{DeviceMaker, DeviceRequest};
+use plica_kernels::ops::gemm::matmul_nt;
+use plica_kernels::rng::{Purpose as Draw, Stream};
+use plica_kernels::{Category, Device, Float, Tensor, cuda};
 use serde::Serialize;
 
 pub use comm::CommBench;
@@ -99,6 +103,32 @@ fn timed(warm: usize, repetitions: usize, mut f: impl FnMut()) -> Vec<f64> {
         })
         .skip(warm)
         .collect()
+}
+
+/// GFLOP a second of the best of some products of square matrices of one type, 2 size³ operations each: what the device
+/// can do at most.
+fn best_product<T: Float>(device: &Device, size: usize) -> f64 {
+    let draws = Stream::new(1, Draw::Named("peak"));
+    let values: Vec<T> = (0..(size * size) as u64).map(|i| T::from_f64(draws.uniform(i) - 0.5)).collect();
+    let x = Tensor::from_slice(device, [size, size], &values, Category::Activation);
+    let seconds = timed(1, 3, || {
+        drop(matmul_nt(&x, &x));
+        wait_for(device);
+    });
+    rate(2.0 * (size as f64).powi(3) / 1e9, &seconds).1.1
+}
+
+/// A device as rank 0 of a machine gets it.
+fn first_device(maker: &DeviceMaker) -> anyhow::Result<Device> {
+    let request = DeviceRequest { rank: 0, local_rank: 0, threads: 1, budget_bytes: None };
+    maker.make(&request).map_err(|error| anyhow::anyhow!("{error}"))
+}
+
+/// Waits for what was queued on a GPU; nothing on a CPU.
+fn wait_for(device: &Device) {
+    if let Some(gpu) = device.gpu() {
+        gpu.synchronize(cuda::Stream::Compute);
+    }
 }
 
 /// Median, and the values of the slowest and fastest run, of `work / seconds`.

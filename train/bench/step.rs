@@ -1,19 +1,24 @@
 //! Training steps of a preset, without checkpoints or screen: tokens a second and the share of the measured
-//! matrix-product peak. A step is batch, forward, loss, backward, gradient sums, clipping, AdamW.
+//! matrix-product peak, which on GPUs (the best product of the run's own element type, over all cards that ranks are
+//! on) is the model FLOP/s utilisation. A step is batch, forward, loss, backward, gradient sums, clipping, AdamW. Of an
+//! emulated GPU only the work of a step is told: its times say nothing.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use clap::Args;
+use plica_comm::DeviceMaker;
 use plica_comm::launch::{LaunchOptions, RankContext, run_ranks};
 use plica_dense::Trainable;
 use plica_kernels::{Device, bf16, probe};
 
-use super::{Figure, peak_rss_mib, rate};
+use super::{Figure, best_product, first_device, peak_rss_mib, rate, wait_for};
 use crate::batch::{self, BatchPlan};
 use crate::config::{Config, Precision};
 use crate::data::{Data, Split};
+use crate::device::DeviceChoice;
 use crate::model::flops;
 use crate::trace::LinkArguments;
 use crate::trainer::{engine, threads_per_rank};
@@ -27,6 +32,9 @@ pub struct StepBench {
     /// One setting; may be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
+    /// What the ranks compute on (run.device): cpu, cuda, cuda:N, emulator.
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<DeviceChoice>,
     /// Measured steps.
     #[arg(long, default_value_t = 6, value_name = "N")]
     steps: usize,
@@ -44,7 +52,12 @@ pub struct StepBench {
 struct Measured {
     seconds: Vec<f64>,
     phases: Vec<(&'static str, u64)>,
+    /// Name and number of its GPU.
+    card: Option<(String, usize)>,
 }
+
+/// Size of the square product that the peak of a GPU is measured with.
+const PEAK: usize = 8192;
 
 impl StepBench {
     /// The same with settings before those of the user.
@@ -57,7 +70,9 @@ impl StepBench {
     /// # Errors
     /// A wrong setting.
     pub(super) fn config(&self) -> anyhow::Result<Config> {
-        Ok(Config::from_sources(Some(&self.preset), None, &self.sets)?)
+        let device = self.device.map(|device| format!("run.device={device}"));
+        let sets: Vec<String> = self.sets.iter().cloned().chain(device).collect();
+        Ok(Config::from_sources(Some(&self.preset), None, &sets)?)
     }
 
     /// Sequences of a micro-batch when the step's are shared out over so many ranks: those of the preset, or fewer.
@@ -75,12 +90,14 @@ impl StepBench {
     /// A wrong setting, unreadable data, a rank that failed.
     pub fn run(&self, cores: usize, cargo_home: &Path, stop: &AtomicBool) -> anyhow::Result<Vec<Figure>> {
         let config = self.config()?;
+        let maker = config.run.device.maker()?;
         let data = Data::load(&config.data, cargo_home)?;
         let threads = threads_per_rank(&config, cores);
         let world = config.layout.world();
         let options = LaunchOptions {
             threads_per_rank: threads,
             record: self.links.record(),
+            device: maker.clone(),
             ..LaunchOptions::default()
         };
         let ranks = match config.train.precision {
@@ -90,9 +107,10 @@ impl StepBench {
                 run_ranks(world, options, |rank| self.rank::<bf16>(rank, &config, &data, stop))
             }
         }?;
+        let cards: BTreeSet<usize> = ranks.iter().filter_map(|rank| Some(rank.card.as_ref()?.1)).collect();
         let measured = ranks.into_iter().next().expect("rank 0");
         let rss = peak_rss_mib();
-        if self.phases {
+        if self.phases && !config.run.device.is_emulated() {
             let total: f64 = measured.seconds.iter().sum::<f64>() * 1e9;
             for (phase, ns) in &measured.phases {
                 let of = *ns as f64;
@@ -106,10 +124,12 @@ impl StepBench {
             config.train.global_batch as u64,
             config.train.seq_len as u64,
         );
-        let device = Device::cpu((threads * world).min(cores));
-        let peak = probe::best_gemm_rate(&device).flops_per_s / 1e9;
+        let place = match &measured.card {
+            None => format!("{world} rank(s) × {threads} thread(s)"),
+            Some((name, _)) => format!("{world} rank(s) on {} × {name}", cards.len()),
+        };
         let setting = format!(
-            "{}, {}, {world} rank(s) × {threads} thread(s), tp {} dp {} ep {} etp {}",
+            "{}, {}, {place}, tp {} dp {} ep {} etp {}",
             self.preset,
             config.train.precision.name(),
             config.layout.tp(),
@@ -117,6 +137,17 @@ impl StepBench {
             config.layout.ep(),
             config.layout.etp()
         );
+        if config.run.device.is_emulated() {
+            return Ok(vec![Figure {
+                what: "work of a training step".into(),
+                setting,
+                value: flop / 1e9,
+                range: (flop / 1e9, flop / 1e9),
+                unit: "GFLOP",
+                roofline: None,
+                peak_rss_mib: rss,
+            }]);
+        }
         let (value, range) = rate(tokens, &measured.seconds);
         let speed = Figure {
             what: "training step".into(),
@@ -128,7 +159,14 @@ impl StepBench {
             peak_rss_mib: rss,
         };
         let (value, range) = rate(flop / 1e9, &measured.seconds);
-        let roofline = Some((peak, "f32 GEMM"));
+        let roofline = match measured.card {
+            Some(_) => card_peak(&config, &maker, cards.len())?,
+            None => {
+                let device = Device::cpu((threads * world).min(cores));
+                (probe::best_gemm_rate(&device).flops_per_s / 1e9, "f32 GEMM")
+            }
+        };
+        let roofline = Some(roofline);
         let work = Figure { value, range, unit: "GFLOP/s", roofline, ..speed.clone() };
         Ok(vec![speed, work])
     }
@@ -155,6 +193,7 @@ impl StepBench {
             let start = Instant::now();
             let micros = batch::load(data, Split::Train, step as u64, &plan, &engine.mesh, &engine.device)?;
             engine.step(step as u64, &micros)?;
+            wait_for(&engine.device);
             seconds.push(start.elapsed().as_secs_f64());
         }
         let phases = plica_dense::Phase::ALL
@@ -163,6 +202,19 @@ impl StepBench {
             .filter(|(_, ns)| *ns > 0)
             .map(|(phase, ns)| (phase.name(), ns))
             .collect();
-        Ok(Measured { seconds: seconds.split_off(self.warm), phases })
+        let card = context.device.gpu().map(|gpu| gpu.description());
+        let card = card.map(|card| (card.name.clone(), card.ordinal));
+        Ok(Measured { seconds: seconds.split_off(self.warm), phases, card })
     }
+}
+
+/// GFLOP a second of the best product of the run's element type on as many cards, and its name.
+fn card_peak(config: &Config, maker: &DeviceMaker, cards: usize) -> anyhow::Result<(f64, &'static str)> {
+    let device = first_device(maker)?;
+    let (rate, name) = match config.train.precision {
+        Precision::F32 => (best_product::<f32>(&device, PEAK), "f32 GEMM"),
+        Precision::F64 => (best_product::<f64>(&device, PEAK / 2), "f64 GEMM"),
+        Precision::Bf16 => (best_product::<bf16>(&device, PEAK), "bf16 GEMM"),
+    };
+    Ok((rate * cards as f64, name))
 }

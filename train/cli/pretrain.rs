@@ -10,6 +10,7 @@ use plica_comm::environment::Seat;
 use super::job::Job;
 use super::{Surroundings, columns, interactive};
 use crate::config::{Config, DEFAULT_PRESET};
+use crate::device::DeviceChoice;
 use crate::report::{line_plot_svg, load_heatmap_svg};
 use crate::trace::steps::parse_steps;
 use crate::trace::{LinkArguments, StepRange, TraceRequest};
@@ -28,6 +29,7 @@ Examples:
   plica pretrain --ranks 8 --set layout.tp=2 --set layout.ep=4
   plica pretrain --config my.toml --set train.lr=1e-3
   plica pretrain --resume                           continue the newest run
+  plica pretrain --device cuda                      on GPUs (built with --features cuda)
   plica pretrain --trace trace.json                 what each rank did in three steps, for ui.perfetto.dev
   plica settings                                    every setting, its default and meaning";
 
@@ -47,6 +49,9 @@ pub(super) struct Pretrain {
     /// Number of in-process ranks (layout.ranks); dp follows unless it is set. With several processes their number.
     #[arg(long, value_name = "N")]
     ranks: Option<usize>,
+    /// What the ranks compute on (run.device): cpu, cuda, cuda:N, emulator.
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<DeviceChoice>,
     /// Continue from a run folder or checkpoint, without PATH the newest run; its configuration is taken unless
     /// --preset or --config names another.
     #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "latest")]
@@ -101,6 +106,7 @@ impl Pretrain {
             }
         }
         sets.extend(self.sets.iter().cloned());
+        sets.extend(self.device.map(|device| format!("run.device={device}")));
         if let Some(path) = resume {
             let path = toml::Value::String(path.to_string_lossy().into_owned());
             sets.push(format!("run.resume={path}"));

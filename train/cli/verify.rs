@@ -17,6 +17,7 @@ use plica_comm::suite;
 use super::job::{Job, Over};
 use super::{Surroundings, interactive, launch};
 use crate::checkpoint::store::write_whole;
+use crate::device::DeviceChoice;
 use crate::verify::{Case, Filter, all_cases, over_processes, summary_text, table_text, verify_on};
 
 /// Ranks where nothing is said.
@@ -54,6 +55,9 @@ pub(super) struct Verify {
     /// communication. (The same over sockets: --over tcp.)
     #[arg(long)]
     mpi: bool,
+    /// What the ranks compute on: cpu, cuda, cuda:N, emulator. The rank that they are compared with is on the CPU.
+    #[arg(long, default_value_t, value_name = "DEVICE")]
+    device: DeviceChoice,
     /// Write all results as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -62,6 +66,7 @@ pub(super) struct Verify {
 impl Verify {
     pub(super) fn run(self, surroundings: &Surroundings) -> anyhow::Result<ExitCode> {
         let seat = surroundings.seat()?;
+        self.device.maker()?;
         let world = self.world.unwrap_or(seat.as_ref().map_or(WORLD, |seat| seat.world));
         let cases = self.cases(world)?;
         if self.list {
@@ -118,7 +123,8 @@ impl Verify {
         if self.case.is_some() || self.filter.is_some() || processes.world() < suite::MAX_WORLD {
             return Ok(ExitCode::SUCCESS);
         }
-        let results = without_made_panics(|| suite::run_over(processes));
+        let device = self.device.maker()?;
+        let results = without_made_panics(|| suite::run_over_on(processes, &device));
         let failed: Vec<_> = results.iter().filter(|(_, result)| result.is_err()).collect();
         if processes.rank() == 0 {
             let passed = results.len() - failed.len();
@@ -142,7 +148,7 @@ impl Verify {
         let bar = ProgressBar::with_draw_target(Some(cases.len() as u64), target);
         let style = "{bar:32.cyan/blue} {pos}/{len}  {msg}  {eta} left";
         bar.set_style(ProgressStyle::with_template(style).expect("a valid template"));
-        let outcomes = verify_on(backend, cases, |outcome| {
+        let outcomes = verify_on(backend, &self.device.maker()?, cases, |outcome| {
             bar.set_message(outcome.name.clone());
             bar.inc(1);
             if surroundings.stop.load(Ordering::Relaxed) {

@@ -13,6 +13,7 @@ use super::error::ConfigError;
 use super::low::LowConfig;
 use super::resolved::{Resume, RunConfig};
 use super::{Config, ConfigErrors};
+use crate::device::DeviceChoice;
 
 /// Most of anything that sizes an allocation: a mistyped number ends in a message, not in an overflow.
 const LARGE: usize = 1 << 24;
@@ -125,6 +126,10 @@ fn run(low: &LowConfig, check: &mut Check) -> RunConfig {
         let rule = "\"latest\" is looked for in run.dir, which is \"auto\" (a new folder)";
         check.error("run.resume", "latest", rule, "write run.dir = the folder, or its path as run.resume");
     }
+    let device = run.device.parse().unwrap_or_else(|text: String| {
+        check.error("run.device", format!("{:?}", run.device), text, "write cpu, cuda, cuda:0 or emulator");
+        DeviceChoice::Cpu
+    });
     RunConfig {
         name: run.name.clone(),
         dir: run.dir.value().map(Into::into),
@@ -136,5 +141,6 @@ fn run(low: &LowConfig, check: &mut Check) -> RunConfig {
         checkpoint_every: run.checkpoint_every,
         resume,
         keep: run.keep,
+        device,
     }
 }

@@ -7,6 +7,7 @@ use super::choice::*;
 use super::low_context::LowContext;
 use super::low_pipeline::LowPipeline;
 use super::low_shard::LowShard;
+use crate::device::DeviceChoice;
 
 /// All sections as typed.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -36,6 +37,7 @@ pub(super) struct LowRun {
     pub(super) checkpoint_every: u64,
     pub(super) resume: Maybe<String>,
     pub(super) keep: usize,
+    pub(super) device: String,
 }
 
 impl Default for LowRun {
@@ -51,6 +53,7 @@ impl Default for LowRun {
             checkpoint_every: 0,
             resume: Maybe::NONE,
             keep: 2,
+            device: DeviceChoice::Cpu.to_string(),
         }
     }
 }

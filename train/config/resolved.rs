@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use super::choice::*;
 use super::decimal::Decimal;
+use crate::device::DeviceChoice;
 
 /// The run itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +29,8 @@ pub struct RunConfig {
     pub resume: Option<Resume>,
     /// How many checkpoints stay; 0: all.
     pub keep: usize,
+    /// What the ranks compute on.
+    pub device: DeviceChoice,
 }
 
 /// What a run continues from.

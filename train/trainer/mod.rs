@@ -112,6 +112,7 @@ pub fn pretrain_on(
     context: &RunContext<'_>,
 ) -> anyhow::Result<Option<Finished>> {
     let agreement = Agreement { backend: ranks.backend, limit: ranks.deadline };
+    let device = agreement.everyone("device", || config.run.device.maker())?;
     let resume = agreement.decide("checkpoint to continue from", || find_resume(config, context))?;
     let data = agreement.everyone("data", || {
         let data = Data::load(&config.data, &context.cargo_home)?;
@@ -139,6 +140,7 @@ pub fn pretrain_on(
     let options = LaunchOptions {
         threads_per_rank: threads_per_rank(config, context.cores * ranks.machines),
         budget_bytes: context.budget_bytes,
+        device,
         deadline: ranks.deadline,
         record: context.record.clone(),
     };

@@ -2,9 +2,10 @@
 //! holds with the complete tensors of the one-rank run.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use plica_comm::launch::{Backend, LaunchOptions, run_on, run_ranks};
-use plica_comm::{Purpose, RankContext, Reduce};
+use plica_comm::{DeviceMaker, Purpose, RankContext, Reduce};
 use plica_dense::param::{Held, Piece};
 use plica_dense::{ParamId, Params, Trainable};
 use plica_folding::layout::Layout;
@@ -18,6 +19,9 @@ use crate::batch::{BatchPlan, globalise};
 use crate::config::Config;
 use crate::step::Engine;
 use crate::trainer::engine;
+
+/// How long a rank waits for another.
+const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Complete tensors by layout-free name.
 type Tensors = BTreeMap<String, Vec<f64>>;
@@ -84,14 +88,14 @@ impl Worst {
     }
 }
 
-/// Runs the case's mathematics on one rank.
+/// Runs the case's mathematics on one rank of the CPU.
 ///
 /// # Errors
 /// The run failed.
 pub fn reference(case: &Case) -> anyhow::Result<Reference> {
     let config = config(&case.mathematics())?;
     anyhow::ensure!(config.layout.world() == 1, "the reference runs on one rank");
-    let results = run_ranks(1, options(), |context| {
+    let results = run_ranks(1, options(&DeviceMaker::cpu()), |context| {
         let mut made = Reference::default();
         steps::<f64>(context, &config, |engine, _, loss, norm| {
             made.losses.push(loss);
@@ -109,9 +113,14 @@ pub fn reference(case: &Case) -> anyhow::Result<Reference> {
 ///
 /// # Errors
 /// The run failed; the first cause with its rank.
-pub fn run_case(backend: &Backend, case: &Case, reference: &Reference) -> anyhow::Result<Worst> {
+pub fn run_case(
+    backend: &Backend,
+    device: &DeviceMaker,
+    case: &Case,
+    reference: &Reference,
+) -> anyhow::Result<Worst> {
     let config = config(&case.settings())?;
-    let results = run_on(backend, case.world(), options(), |context| {
+    let results = run_on(backend, case.world(), options(device), |context| {
         let mut worst = Worst::default();
         steps::<f64>(context, &config, |engine, step, loss, norm| {
             worst.loss = worst.loss.max(relative(&[loss], &[reference.losses[step]], 0.0));
@@ -150,7 +159,7 @@ fn gathered(backend: &Backend, own: &[Worst]) -> anyhow::Result<Worst> {
     let mut worst = Worst::default();
     own.iter().for_each(|other| worst.merge(other));
     let Backend::Processes(processes) = backend else { return Ok(worst) };
-    let all = processes.exchange("worst differences", &worst.to_bytes(), options().deadline)?;
+    let all = processes.exchange("worst differences", &worst.to_bytes(), DEADLINE)?;
     let mut worst = Worst::default();
     for bytes in &all {
         worst.merge(&Worst::from_bytes(bytes).ok_or_else(|| anyhow::anyhow!("differences that are none"))?);
@@ -162,12 +171,12 @@ fn gathered(backend: &Backend, own: &[Worst]) -> anyhow::Result<Worst> {
 ///
 /// # Errors
 /// A run failed; the first cause with its rank.
-pub fn run_twice(backend: &Backend, case: &Case) -> anyhow::Result<Worst> {
+pub fn run_twice(backend: &Backend, device: &DeviceMaker, case: &Case) -> anyhow::Result<Worst> {
     let mut settings = case.settings();
     settings.push("train.precision=f32".into());
     let config = config(&settings)?;
     let bits = || {
-        let ranks = run_on(backend, case.world(), options(), |context| {
+        let ranks = run_on(backend, case.world(), options(device), |context| {
             let mut bits: Vec<(String, Vec<u64>)> = Vec::new();
             steps::<f32>(context, &config, |engine, step, loss, norm| {
                 bits.push((
@@ -205,8 +214,8 @@ fn config(settings: &[String]) -> anyhow::Result<Config> {
     Ok(Config::from_sources(None, Some(BASE), settings)?)
 }
 
-fn options() -> LaunchOptions {
-    LaunchOptions { deadline: std::time::Duration::from_secs(60), ..LaunchOptions::default() }
+fn options(device: &DeviceMaker) -> LaunchOptions {
+    LaunchOptions { deadline: DEADLINE, device: device.clone(), ..LaunchOptions::default() }
 }
 
 /// Trains the steps of a configuration on a rank; `each` sees the engine after every update, with the number of

@@ -19,6 +19,7 @@ mod tests;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use plica_comm::DeviceMaker;
 use plica_comm::launch::Backend;
 use serde::Serialize;
 
@@ -72,28 +73,32 @@ struct References {
 
 impl References {
     /// Runs a case and compares it.
-    fn run(&mut self, backend: &Backend, case: &Case) -> anyhow::Result<Worst> {
+    fn run(&mut self, backend: &Backend, device: &DeviceMaker, case: &Case) -> anyhow::Result<Worst> {
         if case.kind == Kind::Twice {
-            return run_twice(backend, case);
+            return run_twice(backend, device, case);
         }
         let made = self
             .made
             .entry(case.mathematics())
             .or_insert_with(|| reference(case).map_err(|e| format!("on one rank: {e:#}")));
         match made {
-            Ok(made) => run_case(backend, case, made),
+            Ok(made) => run_case(backend, device, case, made),
             Err(text) => Err(anyhow::anyhow!("{text}")),
         }
     }
 
-    fn fails(&mut self, case: &Case) -> bool {
-        self.run(&Backend::Threads, case).map_or(true, |worst| worst.max() > TOLERANCE)
+    fn fails(&mut self, device: &DeviceMaker, case: &Case) -> bool {
+        self.run(&Backend::Threads, device, case).map_or(true, |worst| worst.max() > TOLERANCE)
     }
 }
 
 /// Command that runs one case.
-fn command(case: &Case) -> String {
-    format!("plica verify --case '{}'", case.name())
+fn command(case: &Case, device: &DeviceMaker) -> String {
+    let device = match device.name() {
+        "cpu" => String::new(),
+        name => format!(" --device {name}"),
+    };
+    format!("plica verify --case '{}'{device}", case.name())
 }
 
 /// Those of the cases that so many processes can run, one rank each: no rank reads another's memory, and there are not
@@ -104,17 +109,23 @@ pub fn over_processes(cases: &[Case], processes: usize) -> Vec<Case> {
 
 /// Runs the cases in turn in this process; `progress` hears of each when it is done.
 pub fn verify(cases: &[Case], progress: impl FnMut(&Outcome)) -> Vec<Outcome> {
-    verify_on(&Backend::Threads, cases, progress)
+    verify_on(&Backend::Threads, &DeviceMaker::cpu(), cases, progress)
 }
 
-/// Runs the cases in turn; `progress` hears of each when it is done. Over processes all call it with the same cases, get
+/// Runs the cases in turn with the ranks on these devices (the one rank that they are compared with is on the CPU);
+/// `progress` hears of each when it is done. Over processes all call it with the same cases, get
 /// the same outcomes, and failures are not made simple.
-pub fn verify_on(backend: &Backend, cases: &[Case], mut progress: impl FnMut(&Outcome)) -> Vec<Outcome> {
+pub fn verify_on(
+    backend: &Backend,
+    device: &DeviceMaker,
+    cases: &[Case],
+    mut progress: impl FnMut(&Outcome),
+) -> Vec<Outcome> {
     let mut references = References::default();
     let mut outcomes = Vec::with_capacity(cases.len());
     let mut failures = 0;
     for case in cases {
-        let result = references.run(backend, case);
+        let result = references.run(backend, device, case);
         let rule = case.rule().name;
         let group = match case.kind {
             Kind::Twice => "the same bits twice".to_string(),
@@ -127,15 +138,15 @@ pub fn verify_on(backend: &Backend, cases: &[Case], mut progress: impl FnMut(&Ou
             settings: Vec::new(),
             worst: result.as_ref().ok().cloned(),
             error: result.err().map(|e| format!("{e:#}")),
-            command: command(case),
+            command: command(case, device),
         };
         if !outcome.passed() {
             outcome.settings = case.settings();
             failures += 1;
             if failures <= SHRUNK && matches!(backend, Backend::Threads) {
                 let started = Instant::now();
-                let in_time = |case: &Case| started.elapsed() < SHRINK_TIME && references.fails(case);
-                outcome.command = command(&shrink::shrink(case.clone(), in_time));
+                let in_time = |case: &Case| started.elapsed() < SHRINK_TIME && references.fails(device, case);
+                outcome.command = command(&shrink::shrink(case.clone(), in_time), device);
             }
         }
         progress(&outcome);

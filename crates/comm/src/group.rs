@@ -19,12 +19,15 @@ use crate::record::{Recorded, Recorder};
 pub struct Group {
     communicator: Arc<Recorded>,
     device: Device,
+    /// Where numbers that come from the host and go back to it are exchanged.
+    host: Device,
 }
 
 impl Group {
     /// The typed handle of a backend's communicator. `device` is where the rank's tensors live.
     pub fn new(communicator: Arc<dyn Communicator>, recorder: Arc<Recorder>, device: Device) -> Group {
-        Group { communicator: Arc::new(Recorded::new(communicator, recorder)), device }
+        let host = if device.gpu().is_some() { Device::cpu(1) } else { device.clone() };
+        Group { communicator: Arc::new(Recorded::new(communicator, recorder)), device, host }
     }
 
     /// Own position.
@@ -79,7 +82,7 @@ impl Group {
     /// A list that names a rank twice, one outside the group, or not the caller.
     pub fn subgroup(&self, name: &str, members: &[usize]) -> Result<Group, CommError> {
         let communicator = Arc::new(self.communicator.gated_subgroup(name, members)?);
-        Ok(Group { communicator, device: self.device.clone() })
+        Ok(Group { communicator, device: self.device.clone(), host: self.host.clone() })
     }
 
     /// The group of all members with the same `color`, ordered by (`key`, position here).
@@ -91,6 +94,11 @@ impl Group {
         let mut members: Vec<usize> = (0..all.len()).filter(|&r| all[r][0] == color as usize).collect();
         members.sort_by_key(|&r| (all[r][1], r));
         self.subgroup(name, &members)
+    }
+
+    /// The device for numbers of the host, where a rank's tensors are on `device`: a GPU need not be waited for.
+    fn host_of<'a>(&'a self, device: &'a Device) -> &'a Device {
+        if device.gpu().is_some() { &self.host } else { device }
     }
 
     fn request(
@@ -354,7 +362,7 @@ impl Group {
         counts: &[usize],
     ) -> Result<Vec<Vec<usize>>, CommError> {
         let own: Vec<i64> = counts.iter().map(|&c| i64::try_from(c).expect("a count fits 63 bits")).collect();
-        let x = Tensor::from_slice(device, [1, own.len()], &own, Category::CommBuffer);
+        let x = Tensor::from_slice(self.host_of(device), [1, own.len()], &own, Category::CommBuffer);
         let all = self.all_gather(purpose, &x)?.to_vec();
         let row = |r: usize| all[r * own.len()..(r + 1) * own.len()].iter().map(|&c| c as usize).collect();
         Ok((0..self.size()).map(row).collect())
@@ -368,7 +376,7 @@ impl Group {
         values: &[f64],
         op: Reduce,
     ) -> Result<Vec<f64>, CommError> {
-        let x = Tensor::from_slice(device, [values.len()], values, Category::CommBuffer);
+        let x = Tensor::from_slice(self.host_of(device), [values.len()], values, Category::CommBuffer);
         Ok(self.all_reduce(purpose, &x, op)?.to_vec())
     }
 }

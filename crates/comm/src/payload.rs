@@ -236,17 +236,14 @@ pub(crate) fn settle(device: &Device) {
 /// Copies elements `range` of `source` to those of `out` from `start` on, whatever devices the two are on. Between host
 /// and GPU it waits.
 fn put_range<T: Message>(out: &mut Tensor<T>, start: usize, source: &Tensor<T>, range: Range<usize>) {
-    let at = |index: usize| (index * size_of::<T>()) as u64;
-    match (out.device().gpu().cloned(), source.device().gpu()) {
-        (None, None) | (Some(_), Some(_)) => copy_range(out, start, source, range),
-        (Some(gpu), None) => {
-            let values = &source.host().expect("a tensor of the host")[range];
-            gpu.copy_in(out.address_mut() + at(start), bytemuck::cast_slice(values));
-        }
-        (None, Some(gpu)) => {
-            let values = &mut out.host_mut().expect("a tensor of the host")[start..start + range.len()];
-            gpu.copy_out(bytemuck::cast_slice_mut(values), source.address() + at(range.start));
-        }
+    if out.device().kind() == source.device().kind() {
+        return copy_range(out, start, source, range);
+    }
+    let len = range.len();
+    match (source.host(), out.host_mut()) {
+        (Some(from), _) => out.write_at(start, &from[range]),
+        (None, Some(to)) => source.read_at(range.start, &mut to[start..start + len]),
+        (None, None) => unreachable!("one of two kinds is the host"),
     }
 }
 

@@ -16,7 +16,6 @@ use crate::embedding::{Embedding, declare_table, first_id, table_spec};
 use crate::error::Error;
 use crate::param::{Init, ParamId, ParamSpecs};
 use crate::phases::Phase;
-use crate::tokens::IGNORED;
 
 /// Logits of a chunk that are worth one more row: rows = this / local vocabulary.
 const CHUNK_ELEMENTS: usize = 1 << 21;
@@ -160,9 +159,7 @@ impl Head {
         let (rows, width) = (x_td.rows(), x_td.row_len());
         let weight = cx.weight(self.table);
         let chunk_rows = (self.chunk_elements / weight.rows().max(1)).max(MIN_CHUNK_ROWS);
-        let valid_targets =
-            cx.tokens.targets.to_vec().iter().filter(|target| **target != IGNORED).count() as u64;
-        let mut loss = LossSum { nll_sum: 0.0, valid_targets };
+        let mut losses = Vec::new();
         // One chunk: its own gradient is the whole one.
         let many = backward && (rows > chunk_rows || rows == 0);
         let mut dx_td = many.then(|| Tensor::empty(cx.device, [rows, width], Category::Activation));
@@ -171,8 +168,8 @@ impl Head {
             let x_chunk = x_td.slice_rows(chunk.clone());
             let targets = cx.tokens.targets.slice_rows(chunk.clone());
             let logits = gemm::matmul_nt_acc(&x_chunk, &*weight);
-            let (nll_sum, dlogits) = self.loss_of_chunk(logits, &targets, backward, cx)?;
-            loss.nll_sum += nll_sum;
+            let (nll_t, dlogits) = self.loss_of_chunk(logits, &targets, backward, cx)?;
+            losses.push(nll_t);
             let Some(dlogits) = dlogits else { continue };
             let dx_chunk = gemm::matmul_nn(&dlogits, &*weight);
             // Not put off: that would keep the logits of all rows.
@@ -182,18 +179,20 @@ impl Head {
                 None => dx_td = Some(dx_chunk),
             }
         }
-        Ok(Pass { loss, dx_td })
+        // Read when everything is queued: a GPU works on meanwhile.
+        let total = |nll_t: &Tensor<T::Acc>| nll_t.to_vec().iter().map(|nll| nll.to_f64()).sum::<f64>();
+        let nll_sum = losses.iter().map(total).fold(0.0, |sum, chunk| sum + chunk);
+        Ok(Pass { loss: LossSum { nll_sum, valid_targets: cx.tokens.valid_targets }, dx_td })
     }
 
-    /// Sum of the losses of some rows, and the gradient of their logits.
+    /// The losses of some rows, and the gradient of their logits.
     fn loss_of_chunk<T: Trainable>(
         &self,
         logits_tv: Tensor<T::Acc>,
         targets: &Tensor<i32>,
         backward: bool,
         cx: &Cx<T>,
-    ) -> Result<(f64, Option<Tensor<T::Acc>>), Error> {
-        let total = |nll_t: &Tensor<T::Acc>| nll_t.to_vec().iter().map(|nll| nll.to_f64()).sum::<f64>();
+    ) -> Result<(Tensor<T::Acc>, Option<Tensor<T::Acc>>), Error> {
         let scale = match cx.tokens.global_valid_targets {
             0 => 0.0,
             valid => 1.0 / valid as f64,
@@ -202,10 +201,10 @@ impl Head {
         let group = cx.mesh.group(Family::Tp);
         if group.is_single() && backward {
             let (nll_t, dlogits) = ce::cross_entropy_in_place(logits_tv, targets, valid_columns, scale);
-            return Ok((total(&nll_t), Some(dlogits)));
+            return Ok((nll_t, Some(dlogits)));
         }
         if group.is_single() {
-            return Ok((total(&ce::cross_entropy(&logits_tv, targets).0), None));
+            return Ok((ce::cross_entropy(&logits_tv, targets).0, None));
         }
         let rows = targets.len();
         let first_id = first_id(self.table, cx);
@@ -220,11 +219,11 @@ impl Head {
         let both = group.all_reduce(Purpose::TensorParallel, &both, Reduce::Sum)?;
         drop(comm);
         let (sum_exp, target_logit) = (both.slice_rows(0..rows), both.slice_rows(rows..2 * rows));
-        let nll_sum = total(&ce::ce_nll(&max_t, &sum_exp, &target_logit, targets));
+        let nll_t = ce::ce_nll(&max_t, &sum_exp, &target_logit, targets);
         let dlogits = backward.then(|| {
             ce::ce_backward_in_place(logits_tv, &max_t, &sum_exp, targets, first_id, valid_columns, scale)
         });
-        Ok((nll_sum, dlogits))
+        Ok((nll_t, dlogits))
     }
 }
 

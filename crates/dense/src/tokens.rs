@@ -110,6 +110,8 @@ pub struct TokenInfo {
     pub whole_padding: Arc<[bool]>,
     /// Index of the micro-batch's token 0 in the global batch.
     pub first_token: u64,
+    /// Targets that count among those of these rows.
+    pub valid_targets: u64,
     /// Valid targets of the whole global batch, by which the loss is divided once.
     pub global_valid_targets: u64,
     /// The other sizes of the global batch.
@@ -143,11 +145,14 @@ impl TokenInfo {
                 tokens.iter().map(|token| token.map_or(fill, |token| values[token])).collect();
             Tensor::from_slice(device, [own.len()], &own, Category::Data)
         };
+        let targets = own(&batch.targets, IGNORED);
+        let counts = |token: &Option<usize>| token.is_some_and(|token| batch.targets[token] != IGNORED);
         let index = |row: usize| cut.token_of(row).unwrap_or_else(|| cut.last_token_of(row)) as u64;
         Ok(TokenInfo {
             ids: own(&batch.ids, 0),
             positions: own(&positions, 0),
-            targets: own(&batch.targets, IGNORED),
+            valid_targets: tokens.iter().filter(|token| counts(token)).count() as u64,
+            targets,
             padding: tokens.iter().map(|token| token.is_none_or(|token| batch.padding[token])).collect(),
             indices: runs.iter().cloned().flatten().map(|row| batch.first_token + index(row)).collect(),
             documents: cut.filled_documents(&batch.documents),

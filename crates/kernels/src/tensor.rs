@@ -163,6 +163,38 @@ impl<T: Element> Tensor<T> {
         }
     }
 
+    /// Replaces the flat elements from `start` on by host values.
+    ///
+    /// # Panics
+    /// When there are not as many, or the buffer is shared.
+    pub fn write_at(&mut self, start: usize, values: &[T]) {
+        assert!(start + values.len() <= self.len(), "{} values from {start} of {}", values.len(), self.len());
+        match self.device().gpu().cloned() {
+            None => self.data_mut()[start..start + values.len()].copy_from_slice(values),
+            Some(gpu) => {
+                gpu.copy_in(
+                    self.address_mut() + (start * size_of::<T>()) as u64,
+                    bytemuck::cast_slice(values),
+                );
+            }
+        }
+    }
+
+    /// Copies the flat elements from `start` on out to the host; a GPU finishes its queued work first.
+    ///
+    /// # Panics
+    /// When there are not as many.
+    pub fn read_at(&self, start: usize, values: &mut [T]) {
+        assert!(start + values.len() <= self.len(), "{} values from {start} of {}", values.len(), self.len());
+        match self.device().gpu() {
+            None => values.copy_from_slice(&self.data()[start..start + values.len()]),
+            Some(gpu) => {
+                let from = self.address() + (start * size_of::<T>()) as u64;
+                gpu.copy_out(bytemuck::cast_slice_mut(values), from);
+            }
+        }
+    }
+
     /// The same values on another device, under the same category; through the host where the kinds differ.
     pub fn to_device(&self, device: &Device) -> Tensor<T> {
         if self.device().kind() == device.kind() {

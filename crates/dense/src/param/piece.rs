@@ -119,33 +119,49 @@ impl Piece {
     /// Copies this part out of a local tensor (the parameter or anything of its shape, e.g. a moment), or out of
     /// the tensor that keeps the run of [`Piece::within`].
     pub fn copy_out<E: Element>(&self, local: &Tensor<E>) -> Vec<E> {
-        // In place where that is possible: a stack of experts is one tensor with many pieces.
-        let copied;
-        let all = match local.host() {
-            Some(all) => all,
-            None => {
-                copied = local.to_vec();
-                &copied
-            }
-        };
+        // Of a stack of experts, which is one tensor with many pieces, no more than this one.
         let mut values = Vec::with_capacity(self.len());
-        self.runs(local.dims(), |_, offset, len| values.extend_from_slice(&all[offset..offset + len]));
+        if let Some(all) = local.host() {
+            self.runs(local.dims(), |_, offset, len| values.extend_from_slice(&all[offset..offset + len]));
+            return values;
+        }
+        for run in self.local_runs(local.dims()) {
+            let done = values.len();
+            values.resize(done + run.len(), E::default());
+            local.read_at(run.start, &mut values[done..]);
+        }
         values
+    }
+
+    /// The elements of the local tensor, as few runs as there can be.
+    fn local_runs(&self, local_shape: &[usize]) -> Vec<Range<usize>> {
+        let mut runs: Vec<Range<usize>> = Vec::new();
+        self.runs(local_shape, |_, offset, len| match runs.last_mut() {
+            Some(last) if last.end == offset => last.end += len,
+            _ => runs.push(offset..offset + len),
+        });
+        runs
     }
 
     /// Copies values (row-major, in the order of [`Piece::copy_out`]) into a local tensor.
     ///
     /// # Panics
-    /// When the number of values is wrong, or the tensor is shared or not in host memory.
+    /// When the number of values is wrong, or the tensor is shared.
     pub fn copy_in<E: Element>(&self, local: &mut Tensor<E>, values: &[E]) {
         assert_eq!(values.len(), self.len(), "values of {}", self.name);
         let shape = local.shape();
-        let data = local.host_mut().expect("parameters are filled in host memory");
         let mut done = 0;
-        self.runs(shape.dims(), |_, offset, len| {
-            data[offset..offset + len].copy_from_slice(&values[done..done + len]);
-            done += len;
-        });
+        if let Some(data) = local.host_mut() {
+            self.runs(shape.dims(), |_, offset, len| {
+                data[offset..offset + len].copy_from_slice(&values[done..done + len]);
+                done += len;
+            });
+            return;
+        }
+        for run in self.local_runs(shape.dims()) {
+            local.write_at(run.start, &values[done..done + run.len()]);
+            done += run.len();
+        }
     }
 
     /// Cuts this rank's part out of the complete layout-free tensor.

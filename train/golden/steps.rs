@@ -2,8 +2,8 @@
 //! pooled balance loss of transformers, whose gradient our global balance loss makes when it is given the counts
 //! of all layers together.
 
-use plica::data::GlobalBatch;
-use plica::step::Engine;
+use crate::data::GlobalBatch;
+use crate::step::Engine;
 use plica_comm::{Purpose, Reduce};
 use plica_dense::{Trainable, gradient_norm, reduce_gradients};
 use plica_moe::MoeReport;
@@ -12,7 +12,7 @@ use super::run::{Rank, widened};
 
 impl<T: Trainable> Rank<'_, T> {
     /// Loss, balance loss, counts and the gradients of the cross-entropy.
-    pub fn gradients(&mut self) -> anyhow::Result<()> {
+    pub(super) fn gradients(&mut self) -> anyhow::Result<()> {
         let mut engine = self.engine(0.0)?;
         let micros = self.micros(&engine, &self.golden.batch())?;
         let sums = engine.forward_backward(0, &micros)?;
@@ -33,7 +33,7 @@ impl<T: Trainable> Rank<'_, T> {
     }
 
     /// Five steps on the cross-entropy alone.
-    pub fn train(&mut self) -> anyhow::Result<()> {
+    pub(super) fn train(&mut self) -> anyhow::Result<()> {
         let mut engine = self.engine(0.0)?;
         let (mut curves, mut norm_weights) = (Curves::default(), Vec::new());
         for step in 0..self.golden.steps() {
@@ -101,14 +101,14 @@ impl<T: Trainable> Rank<'_, T> {
     }
 
     /// Gradients of the pooled loss alone: no target counts.
-    pub fn aux_gradients(&mut self) -> anyhow::Result<()> {
+    pub(super) fn aux_gradients(&mut self) -> anyhow::Result<()> {
         let mut engine = self.engine(self.pooled_coefficient())?;
         self.pooled_step(&mut engine, 0, &self.golden.batch_without_targets())?;
         self.put_pieces("aux_grad", &engine, |id| engine.grads.get(id))
     }
 
     /// Five steps on the cross-entropy and the pooled loss.
-    pub fn train_with_aux(&mut self) -> anyhow::Result<()> {
+    pub(super) fn train_with_aux(&mut self) -> anyhow::Result<()> {
         let coefficient = self.golden.number(&["aux_coef"]);
         let mut engine = self.engine(coefficient * self.pooled_coefficient())?;
         let mut curves = Curves::default();

@@ -4,18 +4,18 @@
 
 use std::marker::PhantomData;
 
-use plica::batch::{BatchPlan, globalise};
-use plica::checkpoint::read::TensorFile;
-use plica::config::{Balance, MoeConfig};
-use plica::data::GlobalBatch;
-use plica::hub::{Names, load};
-use plica::model::Model;
-use plica::model::build::ModelPlan;
-use plica::model::part::{Counted, even_counts, parts};
-use plica::pipeline::PipelinePlan;
-use plica::step::{Engine, StepSettings};
+use crate::batch::{BatchPlan, globalise};
+use crate::checkpoint::read::TensorFile;
+use crate::config::{Balance, MoeConfig};
+use crate::data::GlobalBatch;
+use crate::hub::{Names, load};
+use crate::model::Model;
+use crate::model::build::ModelPlan;
+use crate::model::part::{Counted, even_counts, parts};
+use crate::pipeline::PipelinePlan;
+use crate::step::{Engine, StepSettings};
 use plica_comm::launch::{LaunchOptions, run_ranks};
-use plica_comm::{Mesh, RankContext};
+use plica_comm::{DeviceMaker, Mesh, RankContext};
 use plica_dense::pipeline::{Lowering, ScheduleKind, generate};
 use plica_dense::{
     Cx, FeedForward, LrSchedule, ParamId, RecomputePolicy, ShardOptions, TokenBatch, Trainable, Zero,
@@ -30,8 +30,8 @@ use super::data::{Golden, Tensors};
 ///
 /// # Errors
 /// The layout does not fit the model, or a rank failed.
-pub fn run<T: Trainable>(golden: &Golden, layout: &Layout) -> anyhow::Result<Tensors> {
-    let parts = run_ranks(layout.world(), LaunchOptions::default(), |context| {
+pub fn run<T: Trainable>(golden: &Golden, layout: &Layout, device: &DeviceMaker) -> anyhow::Result<Tensors> {
+    let parts = run_ranks(layout.world(), on(device), |context| {
         let mut rank = Rank::<T>::new(golden, layout, &context);
         rank.forward()?;
         rank.packed_forward()?;
@@ -50,13 +50,21 @@ pub fn run<T: Trainable>(golden: &Golden, layout: &Layout) -> anyhow::Result<Ten
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_forward<T: Trainable>(golden: &Golden, layout: &Layout) -> anyhow::Result<Tensors> {
-    let parts = run_ranks(layout.world(), LaunchOptions::default(), |context| {
+pub fn run_forward<T: Trainable>(
+    golden: &Golden,
+    layout: &Layout,
+    device: &DeviceMaker,
+) -> anyhow::Result<Tensors> {
+    let parts = run_ranks(layout.world(), on(device), |context| {
         let mut rank = Rank::<T>::new(golden, layout, &context);
         rank.forward()?;
         anyhow::Ok(rank.out)
     })?;
     Ok(merged(parts))
+}
+
+fn on(device: &DeviceMaker) -> LaunchOptions {
+    LaunchOptions { device: device.clone(), ..LaunchOptions::default() }
 }
 
 /// One tensor from the parts of all ranks.
@@ -105,6 +113,9 @@ impl<'a, T: Trainable> Rank<'a, T> {
     }
 
     /// A fresh engine with the published weights; `balance` is the coefficient of the global balance loss.
+    ///
+    /// # Errors
+    /// The layout does not fit the model, or the weights cannot be read.
     pub fn engine(&self, balance: f64) -> anyhow::Result<Engine<T>> {
         let hub = &self.golden.hub;
         let losses = if balance > 0.0 { vec![(Balance::Global, balance)] } else { Vec::new() };
@@ -119,7 +130,7 @@ impl<'a, T: Trainable> Rank<'a, T> {
             model: &hub.model,
             moe: moe.as_ref(),
             seq_len: self.golden.seq_len(),
-            context: plica::config::ContextMethod::Ring,
+            context: crate::config::ContextMethod::Ring,
             pipeline: pipeline.as_ref(),
         };
         let (optimizer, lr) = self.golden.optimizer();
@@ -140,6 +151,9 @@ impl<'a, T: Trainable> Rank<'a, T> {
     }
 
     /// This rank's micro-batch: the sequences of its DP coordinate.
+    ///
+    /// # Errors
+    /// A rank is gone.
     pub fn micros(&self, engine: &Engine<T>, batch: &GlobalBatch) -> anyhow::Result<Vec<TokenBatch>> {
         let dp = self.layout.dp();
         let (global_sequences, seq_len) = (batch.sequences, batch.seq_len);
@@ -150,7 +164,7 @@ impl<'a, T: Trainable> Rank<'a, T> {
         Ok(micros)
     }
 
-    pub fn put(&mut self, name: &str, values: Vec<f64>) {
+    pub(super) fn put(&mut self, name: &str, values: Vec<f64>) {
         self.out.insert(name.into(), (vec![values.len()], values));
     }
 
@@ -162,7 +176,7 @@ impl<'a, T: Trainable> Rank<'a, T> {
     }
 
     /// Puts this rank's part of every parameter-shaped tensor that the goldens have under `prefix`.
-    pub fn put_pieces<'e, E: Float>(
+    pub(super) fn put_pieces<'e, E: Float>(
         &mut self,
         prefix: &str,
         engine: &'e Engine<T>,
@@ -252,6 +266,6 @@ fn walk<T: Trainable>(model: &Model<T>, cx: &mut Cx<T>) -> anyhow::Result<Vec<(S
 }
 
 /// The values in f64.
-pub fn widened<E: Float>(values: &[E]) -> Vec<f64> {
+pub(super) fn widened<E: Float>(values: &[E]) -> Vec<f64> {
     values.iter().map(|x| x.to_f64()).collect()
 }

@@ -5,8 +5,9 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use plica::data::{GlobalBatch, IGNORE};
-use plica::hub::{HubError, HubModel};
+use crate::data::{GlobalBatch, IGNORE};
+use crate::hub::{HubError, HubModel};
+use anyhow::Context as _;
 use plica_dense::OptimizerConfig;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
@@ -19,6 +20,7 @@ const INPUTS: [&str; 6] =
     ["input_ids", "labels", "packed/doc_ids", "packed/position_ids", "train/input_ids", "train/labels"];
 
 /// One model folder.
+#[derive(Debug)]
 pub struct Golden {
     /// Name of the folder.
     pub name: String,
@@ -33,67 +35,61 @@ pub struct Golden {
     pub expected: Tensors,
 }
 
-/// The model folders whose architecture is supported; the others are named.
-pub fn models(test: &str) -> Vec<Golden> {
-    let Some(folder) = crate::support::golden(test) else { return Vec::new() };
-    let entries = std::fs::read_dir(folder.join("models")).expect("a folder of models");
+/// The models below a folder of golden data whose architecture is supported, and in words those that are not.
+///
+/// # Errors
+/// A file is missing or is not what it should be, or no model is supported.
+pub fn models(folder: &Path) -> anyhow::Result<(Vec<Golden>, Vec<String>)> {
+    let folder = folder.join("models");
+    let entries = std::fs::read_dir(&folder).with_context(|| folder.display().to_string())?;
     let mut folders: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     folders.sort();
-    let found: Vec<Golden> = folders.iter().filter_map(|folder| open(folder, test)).collect();
-    assert!(!found.is_empty(), "{}: no supported model", folder.display());
-    found
-}
-
-fn open(folder: &Path, test: &str) -> Option<Golden> {
-    let name = folder.file_name().expect("a name").to_string_lossy().to_string();
-    let hub = match HubModel::read(&folder.join("config.json")) {
-        Ok(hub) => hub,
-        Err(error @ HubError::Architecture { .. }) => {
-            println!("skipped: {test} of {name}: {error}");
-            return None;
+    let (mut found, mut left_out) = (Vec::new(), Vec::new());
+    for folder in &folders {
+        match HubModel::read(&folder.join("config.json")) {
+            Ok(hub) => found.push(open(folder, hub)?),
+            Err(error @ HubError::Architecture { .. }) => left_out.push(format!("{}: {error}", name(folder))),
+            Err(error) => return Err(error.into()),
         }
-        Err(error) => panic!("{name}: {error}"),
-    };
-    let text = std::fs::read_to_string(folder.join("golden.json")).expect("golden.json");
-    let json: Value = serde_json::from_str(&text).expect("JSON");
-    let mut golden = with_config(folder, hub, json);
-    assert_eq!(golden.inputs.len(), INPUTS.len(), "{name}: {:?}", golden.inputs.keys());
+    }
+    anyhow::ensure!(!found.is_empty(), "{}: no supported model", folder.display());
+    Ok((found, left_out))
+}
+
+fn name(folder: &Path) -> String {
+    folder.file_name().map(|name| name.to_string_lossy().to_string()).unwrap_or_default()
+}
+
+fn open(folder: &Path, hub: HubModel) -> anyhow::Result<Golden> {
+    let path = folder.join("golden.json");
+    let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let json = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+    let mut golden = Golden::new(folder, hub, json)?;
+    anyhow::ensure!(golden.inputs.len() == INPUTS.len(), "{}: {:?}", golden.name, golden.inputs.keys());
     numbers(&golden.json, golden.hub.moe.is_some(), &mut golden.expected);
-    Some(golden)
-}
-
-/// The one layer that comes with the repository: layer 0 of a Qwen3-MoE, weights and activations.
-pub fn layer_fixture() -> Golden {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/golden_layer");
-    let hub = HubModel::read(&folder.join("config.json")).expect("a supported configuration");
-    with_config(&folder, hub, Value::Null)
-}
-
-fn with_config(folder: &Path, hub: HubModel, json: Value) -> Golden {
-    let name = folder.file_name().expect("a name").to_string_lossy().to_string();
-    let mut expected = tensors(&folder.join("golden.safetensors"));
-    let taken = |input: &&str| Some((input.to_string(), expected.remove(*input)?));
-    let inputs = INPUTS.iter().filter_map(taken).collect();
-    Golden { name, hub, weights: folder.join("model.safetensors"), json, inputs, expected }
+    Ok(golden)
 }
 
 /// All tensors of a file.
-pub fn tensors(path: &Path) -> Tensors {
-    let bytes = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    let file = SafeTensors::deserialize(&bytes).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    let values = |dtype: Dtype, data: &[u8]| -> Vec<f64> {
+///
+/// # Errors
+/// It cannot be read, or holds other types than f32 and i64.
+pub fn tensors(path: &Path) -> anyhow::Result<Tensors> {
+    let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
+    let file = SafeTensors::deserialize(&bytes).with_context(|| path.display().to_string())?;
+    let values = |dtype: Dtype, data: &[u8]| -> anyhow::Result<Vec<f64>> {
         match dtype {
             Dtype::F32 => {
-                data.chunks_exact(4).map(|b| f64::from(bytemuck::pod_read_unaligned::<f32>(b))).collect()
+                Ok(data.chunks_exact(4).map(|b| f64::from(bytemuck::pod_read_unaligned::<f32>(b))).collect())
             }
             Dtype::I64 => {
-                data.chunks_exact(8).map(|b| bytemuck::pod_read_unaligned::<i64>(b) as f64).collect()
+                Ok(data.chunks_exact(8).map(|b| bytemuck::pod_read_unaligned::<i64>(b) as f64).collect())
             }
-            other => panic!("{}: element type {other:?}", path.display()),
+            other => anyhow::bail!("{}: element type {other:?}", path.display()),
         }
     };
     file.iter()
-        .map(|(n, view)| (n.to_string(), (view.shape().to_vec(), values(view.dtype(), view.data()))))
+        .map(|(n, view)| Ok((n.to_string(), (view.shape().to_vec(), values(view.dtype(), view.data())?))))
         .collect()
 }
 
@@ -125,7 +121,22 @@ fn numbers(json: &Value, has_experts: bool, expected: &mut Tensors) {
 }
 
 impl Golden {
+    /// A folder with `model.safetensors` and `golden.safetensors`, of this configuration and these numbers.
+    ///
+    /// # Errors
+    /// As [`tensors`].
+    pub fn new(folder: &Path, hub: HubModel, json: Value) -> anyhow::Result<Golden> {
+        let mut expected = tensors(&folder.join("golden.safetensors"))?;
+        let taken = |input: &&str| Some((input.to_string(), expected.remove(*input)?));
+        let inputs = INPUTS.iter().filter_map(taken).collect();
+        let weights = folder.join("model.safetensors");
+        Ok(Golden { name: name(folder), hub, weights, json, inputs, expected })
+    }
+
     /// Number of a JSON field.
+    ///
+    /// # Panics
+    /// When the file has none there.
     pub fn number(&self, path: &[&str]) -> f64 {
         let value = path.iter().fold(&self.json, |value, key| &value[*key]);
         value.as_f64().unwrap_or_else(|| panic!("{}: golden.json: {path:?} is {value}", self.name))

@@ -1,0 +1,121 @@
+//! What the ranks compute on, as a person says it: the CPU, a GPU, or the emulator of one. Whether this plica and this
+//! machine have it is found out before any work. Leaves out what a device does.
+
+use std::str::FromStr;
+
+use plica_comm::DeviceMaker;
+
+/// What the ranks compute on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// CPU threads.
+    #[default]
+    Cpu,
+    /// A GPU a rank: of this number, or the visible ones dealt out to the ranks of a machine.
+    Cuda(Option<usize>),
+    /// The emulated GPU: the kernels of GPUs on the CPU, slowly.
+    Emulator,
+}
+
+impl FromStr for DeviceChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<DeviceChoice, String> {
+        match text.split_once(':') {
+            None if text == "cpu" => Ok(DeviceChoice::Cpu),
+            None if text == "cuda" => Ok(DeviceChoice::Cuda(None)),
+            None if text == "emulator" => Ok(DeviceChoice::Emulator),
+            Some(("cuda", number)) if number.bytes().all(|b| b.is_ascii_digit()) => {
+                let number = number.parse().map_err(|_| format!("{text:?} names no GPU"))?;
+                Ok(DeviceChoice::Cuda(Some(number)))
+            }
+            _ => Err(format!("{text:?} is none of cpu, cuda, cuda:N and emulator")),
+        }
+    }
+}
+
+impl std::fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            DeviceChoice::Cpu => f.write_str("cpu"),
+            DeviceChoice::Cuda(None) => f.write_str("cuda"),
+            DeviceChoice::Cuda(Some(number)) => write!(f, "cuda:{number}"),
+            DeviceChoice::Emulator => f.write_str("emulator"),
+        }
+    }
+}
+
+impl DeviceChoice {
+    /// Whether times say nothing: the emulator's.
+    pub fn is_emulated(self) -> bool {
+        self == DeviceChoice::Emulator
+    }
+
+    /// Makes the devices of ranks.
+    ///
+    /// # Errors
+    /// This plica was built without it, or this machine has none.
+    pub fn maker(self) -> anyhow::Result<DeviceMaker> {
+        match self {
+            DeviceChoice::Cpu => Ok(DeviceMaker::cpu()),
+            DeviceChoice::Cuda(number) => cuda(number),
+            DeviceChoice::Emulator => emulator(),
+        }
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda(_: Option<usize>) -> anyhow::Result<DeviceMaker> {
+    anyhow::bail!(
+        "device cuda: this plica was built without GPUs; build it with `cargo build --release --features cuda`, or \
+         leave the device out for the CPU"
+    )
+}
+
+#[cfg(feature = "emulator")]
+fn emulator() -> anyhow::Result<DeviceMaker> {
+    use plica_kernels::cuda::emulator::{EmulatorOptions, device};
+    Ok(DeviceMaker::new("emulator", |request| {
+        Ok(device(EmulatorOptions::default(), request.threads, request.budget_bytes))
+    }))
+}
+
+#[cfg(not(feature = "emulator"))]
+fn emulator() -> anyhow::Result<DeviceMaker> {
+    anyhow::bail!(
+        "device emulator: this plica was built without it; build it with `cargo build --release --features emulator` \
+         (a C++ compiler is needed), or leave the device out for the CPU"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_read_as_they_are_written() {
+        for text in ["cpu", "cuda", "cuda:0", "cuda:17", "emulator"] {
+            assert_eq!(text.parse::<DeviceChoice>().map(|device| device.to_string()), Ok(text.into()));
+        }
+        for text in ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "cpu:0", "cuda:99999999999999999999"] {
+            let told = text.parse::<DeviceChoice>().expect_err(text);
+            assert!(told.contains(&format!("{text:?}")), "{told}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_is_one_sentence_with_its_remedy() {
+        for (device, built) in [
+            (DeviceChoice::Cuda(None), cfg!(feature = "cuda")),
+            (DeviceChoice::Emulator, cfg!(feature = "emulator")),
+        ] {
+            if let (Err(error), false) = (device.maker(), built) {
+                let text = error.to_string();
+                assert!(text.contains("was built without") && text.contains("--features"), "{text}");
+            } else {
+                assert!(built, "{device} without its feature");
+            }
+        }
+        assert_eq!(DeviceChoice::Cpu.maker().expect("always there").name(), "cpu");
+    }
+}
