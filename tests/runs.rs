@@ -137,6 +137,7 @@ impl Runs {
             lenient: false,
             budget_bytes,
             record: plica_comm::RecordOptions::default(),
+            kernels: std::sync::Arc::new(plica_kernels::cuda::store::MemoryStore::default()),
             trace: None,
         }
     }

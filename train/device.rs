@@ -2,8 +2,10 @@
 //! machine have it is found out before any work. Leaves out what a device does.
 
 use std::str::FromStr;
+use std::sync::Arc;
 
 use plica_comm::DeviceMaker;
+use plica_kernels::cuda::store::KernelStore;
 
 /// What the ranks compute on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,21 +53,39 @@ impl DeviceChoice {
         self == DeviceChoice::Emulator
     }
 
-    /// Makes the devices of ranks.
+    /// Makes the devices of ranks; `kernels` keeps what is compiled for GPUs.
     ///
     /// # Errors
     /// This plica was built without it, or this machine has none.
-    pub fn maker(self) -> anyhow::Result<DeviceMaker> {
+    pub fn maker(self, kernels: &Arc<dyn KernelStore>) -> anyhow::Result<DeviceMaker> {
         match self {
             DeviceChoice::Cpu => Ok(DeviceMaker::cpu()),
-            DeviceChoice::Cuda(number) => cuda(number),
+            DeviceChoice::Cuda(number) => cuda(number, kernels),
             DeviceChoice::Emulator => emulator(),
         }
     }
 }
 
+#[cfg(feature = "cuda")]
+fn cuda(number: Option<usize>, kernels: &Arc<dyn KernelStore>) -> anyhow::Result<DeviceMaker> {
+    use plica_kernels::cuda::driver;
+    let visible = driver::devices()?.len();
+    anyhow::ensure!(visible > 0, "device cuda: the driver sees no GPU (CUDA_VISIBLE_DEVICES limits them)");
+    if let Some(number) = number {
+        anyhow::ensure!(
+            number < visible,
+            "device cuda:{number}: there are {visible} GPUs, numbered from 0 (CUDA_VISIBLE_DEVICES limits them)"
+        );
+    }
+    let kernels = kernels.clone();
+    Ok(DeviceMaker::new(&DeviceChoice::Cuda(number).to_string(), move |request| {
+        let ordinal = number.unwrap_or(request.local_rank % visible);
+        Ok(driver::open(ordinal, request.threads, request.budget_bytes, kernels.clone())?)
+    }))
+}
+
 #[cfg(not(feature = "cuda"))]
-fn cuda(_: Option<usize>) -> anyhow::Result<DeviceMaker> {
+fn cuda(_: Option<usize>, _: &Arc<dyn KernelStore>) -> anyhow::Result<DeviceMaker> {
     anyhow::bail!(
         "device cuda: this plica was built without GPUs; build it with `cargo build --release --features cuda`, or \
          leave the device out for the CPU"
@@ -90,6 +110,8 @@ fn emulator() -> anyhow::Result<DeviceMaker> {
 
 #[cfg(test)]
 mod tests {
+    use plica_kernels::cuda::store::MemoryStore;
+
     use super::*;
 
     #[test]
@@ -105,17 +127,19 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_one_sentence_with_its_remedy() {
+        let kernels: Arc<dyn KernelStore> = Arc::new(MemoryStore::default());
         for (device, built) in [
             (DeviceChoice::Cuda(None), cfg!(feature = "cuda")),
             (DeviceChoice::Emulator, cfg!(feature = "emulator")),
         ] {
-            if let (Err(error), false) = (device.maker(), built) {
+            if let (Err(error), false) = (device.maker(&kernels), built) {
                 let text = error.to_string();
                 assert!(text.contains("was built without") && text.contains("--features"), "{text}");
             } else {
+                // With the feature it is there, or the machine has none.
                 assert!(built, "{device} without its feature");
             }
         }
-        assert_eq!(DeviceChoice::Cpu.maker().expect("always there").name(), "cpu");
+        assert_eq!(DeviceChoice::Cpu.maker(&kernels).expect("always there").name(), "cpu");
     }
 }

@@ -1,12 +1,9 @@
 //! Training steps of a preset with sharded state: tokens a second of each stage over the same ranks, with one thread
 //! each, so that the price of gathering and scattering stands beside DDP.
 
-use std::path::Path;
-use std::sync::atomic::AtomicBool;
-
 use clap::Args;
 
-use super::{Figure, StepBench};
+use super::{Figure, Measuring, StepBench};
 
 /// Arguments of `plica bench fsdp`.
 #[derive(Debug, Args)]
@@ -26,10 +23,10 @@ impl FsdpBench {
     ///
     /// # Errors
     /// As [`StepBench::run`].
-    pub fn run(&self, cores: usize, cargo_home: &Path, stop: &AtomicBool) -> anyhow::Result<Vec<Figure>> {
+    pub fn run(&self, measuring: &Measuring<'_>) -> anyhow::Result<Vec<Figure>> {
         let mut figures = Vec::new();
         for zero in &self.zero {
-            let speed = self.step_of(*zero)?.run(cores, cargo_home, stop)?.into_iter().next();
+            let speed = self.step_of(*zero)?.run(measuring)?.into_iter().next();
             let speed = speed.expect("a step has a speed");
             // The peak of the process only grows from stage to stage.
             let peak_rss_mib = if self.zero.len() == 1 { speed.peak_rss_mib } else { None };

@@ -24,7 +24,7 @@ use plica_kernels::{Category, Device, Real, Tensor, bf16};
 use plica_moe::select::{Select, SelectInput, Selected};
 use plica_moe::{MoeConfig, MoeError, MoeLayer, MoeSpec};
 
-use super::{Figure, best_product, first_device, peak_rss_mib, rate, wait_for};
+use super::{Figure, Measuring, best_product, first_device, peak_rss_mib, rate, wait_for};
 use crate::device::DeviceChoice;
 
 /// Share of the tokens that choose expert 0 in the skewed case.
@@ -128,7 +128,7 @@ impl LayerBench {
     ///
     /// # Errors
     /// Sizes that do not fit, words that are none, or a rank that failed.
-    pub fn run(&self, cores: usize, backend: &Backend) -> anyhow::Result<Vec<Figure>> {
+    pub fn run(&self, measuring: &Measuring<'_>, backend: &Backend) -> anyhow::Result<Vec<Figure>> {
         let LayerBench { ep, tokens, experts, top_k, .. } = *self;
         ensure!((1..=64).contains(&ep), "--ep {ep}: from 1 to 64");
         ensure!(tokens > 0 && tokens.is_multiple_of(ep), "--tokens {tokens}: a multiple of --ep {ep}");
@@ -148,8 +148,8 @@ impl LayerBench {
                     other => anyhow::bail!("--routing {other}: balanced or skewed"),
                 };
                 figures.extend(match dtype.as_str() {
-                    "f32" => self.measure::<f32>("f32 GEMM", skewed, cores, backend)?,
-                    "bf16" => self.measure::<bf16>("bf16 GEMM", skewed, cores, backend)?,
+                    "f32" => self.measure::<f32>("f32 GEMM", skewed, measuring, backend)?,
+                    "bf16" => self.measure::<bf16>("bf16 GEMM", skewed, measuring, backend)?,
                     other => anyhow::bail!("--dtype {other}: f32 or bf16"),
                 });
             }
@@ -162,11 +162,12 @@ impl LayerBench {
         &self,
         roofline: &'static str,
         skewed: bool,
-        cores: usize,
+        measuring: &Measuring<'_>,
         backend: &Backend,
     ) -> anyhow::Result<Vec<Figure>> {
+        let cores = measuring.cores;
         let threads = self.threads.unwrap_or((cores / self.ep).max(1));
-        let maker = self.device.maker()?;
+        let maker = self.device.maker(measuring.kernels)?;
         let options = LaunchOptions {
             threads_per_rank: threads,
             device: maker.clone(),
@@ -270,6 +271,12 @@ impl LayerBench {
 mod tests {
     use clap::Parser;
 
+    use std::path::Path;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+
+    use plica_kernels::cuda::store::{KernelStore, MemoryStore};
+
     use super::*;
 
     #[derive(Parser)]
@@ -294,15 +301,24 @@ mod tests {
 
     #[test]
     fn a_small_layer_is_measured_in_every_case() {
+        let kernels: Arc<dyn KernelStore> = Arc::new(MemoryStore::default());
+        let stop = AtomicBool::new(false);
+        let measuring = Measuring { cores: 2, cargo_home: Path::new("."), kernels: &kernels, stop: &stop };
         for ep in ["1", "2"] {
             let sizes = ["--tokens", "32", "--width", "16", "--ffn", "8", "--experts", "4", "--top-k", "2"];
             let typed = ["bench", "--ep", ep, "--threads", "1", "--repetitions", "1"];
             let bench = Typed::parse_from(typed.iter().chain(&sizes)).bench;
-            let figures = bench.run(2, &Backend::Threads).unwrap_or_else(|e| panic!("{e}"));
+            let figures = bench.run(&measuring, &Backend::Threads).unwrap_or_else(|e| panic!("{e}"));
             assert_eq!(figures.len(), 8, "two types, two routings, two figures");
             assert!(figures.iter().all(|f| f.value > 0.0 && f.setting.contains(&format!("ep {ep}"))));
         }
         let wrong = Typed::parse_from(["bench", "--ep", "3"]).bench;
-        assert!(wrong.run(2, &Backend::Threads).unwrap_err().to_string().contains("a multiple of --ep 3"));
+        assert!(
+            wrong
+                .run(&measuring, &Backend::Threads)
+                .unwrap_err()
+                .to_string()
+                .contains("a multiple of --ep 3")
+        );
     }
 }

@@ -12,9 +12,13 @@ mod overlap;
 mod pipeline;
 mod step;
 
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use plica_comm::{DeviceMaker, DeviceRequest};
+use plica_kernels::cuda::store::KernelStore;
 use plica_kernels::ops::gemm::matmul_nt;
 use plica_kernels::rng::{Purpose as Draw, Stream};
 use plica_kernels::{Category, Device, Float, Tensor, cuda};
@@ -32,6 +36,19 @@ pub use step::StepBench;
 
 use crate::report::Table;
 use crate::report::table::Align;
+
+/// What measurements of training know of the program around them.
+#[derive(Clone, Copy, Debug)]
+pub struct Measuring<'a> {
+    /// CPU cores that may be used.
+    pub cores: usize,
+    /// Where cargo keeps its registry (the default text).
+    pub cargo_home: &'a Path,
+    /// Keeps what is compiled for GPUs.
+    pub kernels: &'a Arc<dyn KernelStore>,
+    /// Set when the user wants an end.
+    pub stop: &'a AtomicBool,
+}
 
 /// One measured figure.
 #[derive(Clone, Debug, Serialize)]

@@ -4,7 +4,6 @@
 //! emulated GPU only the work of a step is told: its times say nothing.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -14,7 +13,7 @@ use plica_comm::launch::{LaunchOptions, RankContext, run_ranks};
 use plica_dense::Trainable;
 use plica_kernels::{Device, bf16, probe};
 
-use super::{Figure, best_product, first_device, peak_rss_mib, rate, wait_for};
+use super::{Figure, Measuring, best_product, first_device, peak_rss_mib, rate, wait_for};
 use crate::batch::{self, BatchPlan};
 use crate::config::{Config, Precision};
 use crate::data::{Data, Split};
@@ -88,9 +87,10 @@ impl StepBench {
     ///
     /// # Errors
     /// A wrong setting, unreadable data, a rank that failed.
-    pub fn run(&self, cores: usize, cargo_home: &Path, stop: &AtomicBool) -> anyhow::Result<Vec<Figure>> {
+    pub fn run(&self, measuring: &Measuring<'_>) -> anyhow::Result<Vec<Figure>> {
+        let Measuring { cores, cargo_home, stop, .. } = *measuring;
         let config = self.config()?;
-        let maker = config.run.device.maker()?;
+        let maker = config.run.device.maker(measuring.kernels)?;
         let data = Data::load(&config.data, cargo_home)?;
         let threads = threads_per_rank(&config, cores);
         let world = config.layout.world();

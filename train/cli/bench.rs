@@ -8,7 +8,7 @@ use plica_comm::launch::Backend;
 
 use super::job::{Job, Over};
 use super::{Surroundings, launch};
-use crate::bench::{self, Figure};
+use crate::bench::{self, Figure, Measuring};
 
 /// Arguments of `plica bench`.
 #[derive(Debug, Args)]
@@ -62,12 +62,19 @@ struct OverProcesses {
     mpi: bool,
 }
 
+impl Surroundings {
+    /// What measurements of training know.
+    fn measuring(&self) -> Measuring<'_> {
+        Measuring { cores: self.cores, cargo_home: &self.cargo_home, kernels: &self.kernels, stop: self.stop }
+    }
+}
+
 impl Bench {
     pub(super) fn run(self, surroundings: &Surroundings) -> anyhow::Result<ExitCode> {
         let Bench { what, json } = self;
         let figures = match what {
-            What::Step(step) => step.run(surroundings.cores, &surroundings.cargo_home, surroundings.stop)?,
-            What::Fsdp(fsdp) => fsdp.run(surroundings.cores, &surroundings.cargo_home, surroundings.stop)?,
+            What::Step(step) => step.run(&surroundings.measuring())?,
+            What::Fsdp(fsdp) => fsdp.run(&surroundings.measuring())?,
             What::Pipeline(pipeline) => pipeline.run(&surroundings.cargo_home, surroundings.stop)?,
             What::Gemm(gemm) => gemm.run(surroundings.cores)?,
             What::Dispatch(dispatch) => dispatch.run()?,
@@ -76,7 +83,7 @@ impl Bench {
             }
             What::Layer { bench, over } => {
                 return over.run(surroundings, bench.ranks(), json.as_deref(), |backend| {
-                    bench.run(surroundings.cores, backend)
+                    bench.run(&surroundings.measuring(), backend)
                 });
             }
             What::Context(context) => context.run()?,

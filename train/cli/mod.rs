@@ -12,12 +12,14 @@ mod verify;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use job::Over;
 use plica_comm::environment::{EnvironmentError, Seat, read_environment};
+use plica_kernels::cuda::store::{KernelStore, MemoryStore};
 
 const ABOUT: &str = "\
 plica trains mixture-of-experts language models whose attention and experts are sharded differently over the same \
@@ -68,6 +70,8 @@ struct Surroundings {
     cargo_home: PathBuf,
     cores: usize,
     stop: &'static AtomicBool,
+    /// Keeps what is compiled for GPUs.
+    kernels: Arc<dyn KernelStore>,
     /// This process's place among several, as launchers' variables say it.
     seat: Result<Option<Seat>, EnvironmentError>,
     over: Option<Over>,
@@ -162,6 +166,7 @@ fn surroundings(arguments: &Arguments) -> anyhow::Result<Surroundings> {
         cargo_home: cargo_home.unwrap_or_else(|| PathBuf::from(".cargo")),
         cores: std::thread::available_parallelism().map_or(1, usize::from),
         stop,
+        kernels: Arc::new(MemoryStore::default()),
         seat,
         over,
         deadline: arguments.deadline.map(Duration::from_secs),

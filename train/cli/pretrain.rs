@@ -181,6 +181,7 @@ impl Pretrain {
             lenient: self.lenient,
             budget_bytes: self.memory_budget,
             record: self.links.record(),
+            kernels: surroundings.kernels.clone(),
             trace: self.trace.clone().map(|file| TraceRequest { file, steps: self.trace_steps }),
         };
         if let Some(finished) = pretrain_on(&job.ranks(), &config, &context)? {

@@ -66,7 +66,7 @@ pub(super) struct Verify {
 impl Verify {
     pub(super) fn run(self, surroundings: &Surroundings) -> anyhow::Result<ExitCode> {
         let seat = surroundings.seat()?;
-        self.device.maker()?;
+        self.device.maker(&surroundings.kernels)?;
         let world = self.world.unwrap_or(seat.as_ref().map_or(WORLD, |seat| seat.world));
         let cases = self.cases(world)?;
         if self.list {
@@ -101,7 +101,7 @@ impl Verify {
             processes.world(),
             processes.world()
         );
-        let code = self.suite(processes)?;
+        let code = self.suite(surroundings, processes)?;
         let chosen = over_processes(cases, processes.world());
         if job.is_first() {
             println!(
@@ -119,11 +119,11 @@ impl Verify {
     }
 
     /// The conformance suite, where there are processes enough and no single case was asked for.
-    fn suite(&self, processes: &Processes) -> anyhow::Result<ExitCode> {
+    fn suite(&self, surroundings: &Surroundings, processes: &Processes) -> anyhow::Result<ExitCode> {
         if self.case.is_some() || self.filter.is_some() || processes.world() < suite::MAX_WORLD {
             return Ok(ExitCode::SUCCESS);
         }
-        let device = self.device.maker()?;
+        let device = self.device.maker(&surroundings.kernels)?;
         let results = without_made_panics(|| suite::run_over_on(processes, &device));
         let failed: Vec<_> = results.iter().filter(|(_, result)| result.is_err()).collect();
         if processes.rank() == 0 {
@@ -148,7 +148,7 @@ impl Verify {
         let bar = ProgressBar::with_draw_target(Some(cases.len() as u64), target);
         let style = "{bar:32.cyan/blue} {pos}/{len}  {msg}  {eta} left";
         bar.set_style(ProgressStyle::with_template(style).expect("a valid template"));
-        let outcomes = verify_on(backend, &self.device.maker()?, cases, |outcome| {
+        let outcomes = verify_on(backend, &self.device.maker(&surroundings.kernels)?, cases, |outcome| {
             bar.set_message(outcome.name.clone());
             bar.inc(1);
             if surroundings.stop.load(Ordering::Relaxed) {

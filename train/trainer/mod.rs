@@ -9,11 +9,13 @@ mod screen;
 mod skip;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use plica_comm::RecordOptions;
 use plica_comm::launch::{Backend, LaunchError, LaunchOptions, run_on};
+use plica_kernels::cuda::store::KernelStore;
 use plica_kernels::{Device, bf16, probe};
 
 use crate::agreement::Agreement;
@@ -65,6 +67,8 @@ pub struct RunContext<'a> {
     pub budget_bytes: Option<u64>,
     /// Delays, modelled links and failures of the communication.
     pub record: RecordOptions,
+    /// Keeps what is compiled for GPUs.
+    pub kernels: Arc<dyn KernelStore>,
     /// Steps to trace, and the file for it.
     pub trace: Option<TraceRequest>,
 }
@@ -112,7 +116,7 @@ pub fn pretrain_on(
     context: &RunContext<'_>,
 ) -> anyhow::Result<Option<Finished>> {
     let agreement = Agreement { backend: ranks.backend, limit: ranks.deadline };
-    let device = agreement.everyone("device", || config.run.device.maker())?;
+    let device = agreement.everyone("device", || config.run.device.maker(&context.kernels))?;
     let resume = agreement.decide("checkpoint to continue from", || find_resume(config, context))?;
     let data = agreement.everyone("data", || {
         let data = Data::load(&config.data, &context.cargo_home)?;

@@ -55,6 +55,14 @@ fn processes_pass_the_suite_with_delays_and_many_pieces() {
     passes_the_suite(DELAYED, 16 * 1024, &DeviceMaker::cpu());
 }
 
+#[cfg(feature = "emulator")]
+#[test]
+fn processes_with_gpus_pass_the_suite() {
+    use plica_kernels::cuda::emulator::{Order, Timing};
+    let device = suite::tests_emulator::emulated(Order::Forward, Timing::Late);
+    passes_the_suite(AT_ONCE, 64 * 1024, &device);
+}
+
 #[test]
 fn sums_have_the_bits_of_threads() {
     let value = |rank: usize, i: usize| 1.0 / (1.0 + (i * 7 + rank * 13) as f32 % 97.0);

@@ -11,6 +11,8 @@ mod published;
 mod random;
 #[cfg(test)]
 mod tests;
+#[cfg(all(test, feature = "emulator"))]
+pub(crate) mod tests_emulator;
 
 use std::time::Duration;
 
@@ -126,7 +128,16 @@ fn ensure(holds: bool, text: impl FnOnce() -> String) -> Result<(), BoxError> {
 fn same_bits<T: Message>(what: &str, got: &Tensor<T>, expected: &[T]) -> Result<(), BoxError> {
     let got = got.to_vec();
     let equal = bytemuck::cast_slice::<T, u8>(&got) == bytemuck::cast_slice::<T, u8>(expected);
-    ensure(equal, || format!("{what}: got {got:?}, expected {expected:?}"))
+    ensure(equal, || {
+        let first =
+            got.iter().zip(expected).position(|(a, b)| bytemuck::bytes_of(a) != bytemuck::bytes_of(b));
+        let values = first.map(|i| (got[i], expected[i]));
+        format!(
+            "{what}: {} values, expected {}; first that differs at {first:?}: (got, expected) {values:?}",
+            got.len(),
+            expected.len()
+        )
+    })
 }
 
 /// Runs a program on ranks and checks that every rank's ledger is back at its start when all are through.
