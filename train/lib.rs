@@ -20,6 +20,7 @@ pub mod model;
 pub mod pipeline;
 pub mod report;
 pub mod schedule_view;
+pub mod selftest;
 pub mod step;
 pub mod trace;
 pub mod trainer;

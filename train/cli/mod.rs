@@ -6,6 +6,7 @@ mod launch;
 mod mesh;
 mod pretrain;
 mod schedule;
+mod selftest;
 mod settings;
 mod verify;
 
@@ -28,6 +29,7 @@ ranks, and proves that every layout computes what one rank computes.
   plica pretrain                 train the built-in model on real text over 4 in-process ranks
   plica launch --nproc 4 -- pretrain             the same over 4 processes
   plica verify                   compare every layout of 8 ranks with one rank
+  plica selftest                 test operations, communication and layouts on a device
   plica mesh --ranks 8 --tp 2    show who talks to whom
   plica schedule --stages 4 --micro-batches 8    compare pipeline schedules";
 
@@ -53,6 +55,8 @@ enum Command {
     Pretrain(pretrain::Pretrain),
     /// Train a small model in every layout of a world and compare everything with one rank.
     Verify(verify::Verify),
+    /// Test whether a device computes what the CPU does: operations, communication, published models, layouts.
+    Selftest(selftest::SelfTestCommand),
     /// Show both factorisations of a world: groups, coordinates, ownership; explain a refused layout.
     Mesh(mesh::MeshCommand),
     /// Draw, check and compare pipeline schedules: bubble, idle share, memory.
@@ -101,6 +105,7 @@ pub fn run() -> ExitCode {
     let result = match arguments.command {
         Command::Pretrain(command) => command.run(&surroundings),
         Command::Verify(command) => command.run(&surroundings),
+        Command::Selftest(command) => command.run(&surroundings),
         Command::Mesh(command) => command.run(),
         Command::Schedule(command) => command.run(),
         Command::Launch(command) => command.run(&surroundings),

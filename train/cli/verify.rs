@@ -189,7 +189,7 @@ impl Verify {
 }
 
 /// Runs `f` without the messages of the panics that the conformance suite makes.
-fn without_made_panics<R>(f: impl FnOnce() -> R) -> R {
+pub(super) fn without_made_panics<R>(f: impl FnOnce() -> R) -> R {
     let before: Arc<dyn Fn(&PanicHookInfo<'_>) + Send + Sync> = std::panic::take_hook().into();
     let all = before.clone();
     std::panic::set_hook(Box::new(move |info| {

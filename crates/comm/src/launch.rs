@@ -242,8 +242,8 @@ pub(crate) fn run_program<R: Send, E: Into<BoxError>>(
     catch_unwind(AssertUnwindSafe(program)).unwrap_or_else(|payload| Err(cause_of(payload)))
 }
 
-/// Text of a panic.
-fn cause_of(payload: Box<dyn Any + Send>) -> Cause {
+/// Why a caught unwinding ended its rank.
+pub fn cause_of(payload: Box<dyn Any + Send>) -> Cause {
     let payload = match payload.downcast::<OutOfMemory>() {
         Ok(error) => return Cause::OutOfMemory(error),
         Err(other) => other,
