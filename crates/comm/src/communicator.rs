@@ -249,6 +249,9 @@ pub trait Started: Send {
     /// Position of the operation in the order of its group (of its channel, for messages).
     fn sequence(&self) -> u64;
 
+    /// Does what can be done without waiting; whether `finish` would return at once, with an output or an error.
+    fn poll(&mut self) -> bool;
+
     /// Waits for the other ranks and returns the outputs, under [`plica_kernels::Category::CommBuffer`].
     ///
     /// While it waits, it also moves on whatever else its rank has started, so that operations may be finished
@@ -290,6 +293,26 @@ pub trait Communicator: Send + Sync {
     /// # Errors
     /// A list that names a rank twice, one outside the group, or not the caller.
     fn subgroup(&self, name: &str, members: &[usize]) -> Result<Arc<dyn Communicator>, CommError>;
+
+    /// The communicators of parts of this group (positions in it; a rank is in one part at most): the one of the part
+    /// that the caller is in, if it is in one. All members call it with the same name and parts.
+    ///
+    /// # Errors
+    /// As for [`Communicator::subgroup`].
+    fn partition(
+        &self,
+        name: &str,
+        parts: &[Vec<usize>],
+    ) -> Result<Option<Arc<dyn Communicator>>, CommError> {
+        let own = parts.iter().find(|part| part.contains(&self.rank()));
+        own.map(|part| self.subgroup(name, part)).transpose()
+    }
+
+    /// The error with which every operation of an ended run fails, where the run has ended.
+    ///
+    /// # Errors
+    /// That error.
+    fn ended(&self) -> Result<(), CommError>;
 
     /// Books bytes that this rank has read from what `source` exposed, as sent by `source`.
     fn count_pulled(&self, source: usize, purpose: Purpose, bytes: u64);

@@ -53,6 +53,18 @@ pub enum CommError {
         /// What the own rank waited for, if it did.
         waiting: Option<Box<Waiting>>,
     },
+    /// The GPU, or the library that moves its tensors, failed.
+    #[error("rank {rank}, group {group}, {operation}: {text}")]
+    Device {
+        /// World rank that it happened on.
+        rank: usize,
+        /// Group.
+        group: String,
+        /// Operation.
+        operation: &'static str,
+        /// Call, code and text.
+        text: String,
+    },
     /// A failure that the options asked for.
     #[error("injected failure: rank {rank}, operation {operation_index} ({operation}, group {group})")]
     Injected {

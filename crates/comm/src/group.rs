@@ -85,6 +85,16 @@ impl Group {
         Ok(Group { communicator, device: self.device.clone(), host: self.host.clone() })
     }
 
+    /// The groups of parts of this one (positions here; a rank is in one part at most): that of the part which the
+    /// caller is in, if it is in one. All members call it with the same name and parts.
+    ///
+    /// # Errors
+    /// As for [`Group::subgroup`].
+    pub fn partition(&self, name: &str, parts: &[Vec<usize>]) -> Result<Option<Group>, CommError> {
+        let part = self.communicator.gated_partition(name, parts)?;
+        Ok(part.map(|part| Group { communicator: Arc::new(part), device: self.device.clone() }))
+    }
+
     /// The group of all members with the same `color`, ordered by (`key`, position here).
     ///
     /// # Errors

@@ -36,6 +36,9 @@ pub struct LaunchOptions {
     pub budget_bytes: Option<u64>,
     /// What every rank's tensors are on.
     pub device: DeviceMaker,
+    /// What moves the tensors of ranks that are on GPUs; none: the backend that the ranks are started by.
+    #[cfg(feature = "nccl")]
+    pub nccl: Option<crate::nccl::Nccl>,
     /// How long a rank waits for another before it gives up.
     pub deadline: Duration,
     /// Delays, links, failures.
@@ -48,6 +51,8 @@ impl Default for LaunchOptions {
             threads_per_rank: 1,
             budget_bytes: None,
             device: DeviceMaker::cpu(),
+            #[cfg(feature = "nccl")]
+            nccl: None,
             deadline: Duration::from_secs(120),
             record: RecordOptions::default(),
         }
@@ -236,6 +241,28 @@ pub(crate) fn run_program<R: Send, E: Into<BoxError>>(
     };
     let made = catch_unwind(AssertUnwindSafe(|| options.device.make(&request)));
     let device = made.map_err(cause_of)?.map_err(Cause::Error)?;
+    #[cfg(feature = "nccl")]
+    if let (Some(nccl), Some(_)) = (&options.nccl, device.gpu()) {
+        let under = crate::nccl::World::new(nccl.clone(), world, device.clone(), options.deadline);
+        let result = run_on_device(crate::nccl::communicator(&under), rank, recorder, device, f);
+        return match result {
+            Ok(value) => under.close().map(|()| value).map_err(|error| Cause::Error(error.into())),
+            Err(cause) => {
+                under.close_after(&cause.to_string());
+                Err(cause)
+            }
+        };
+    }
+    run_on_device(world, rank, recorder, device, f)
+}
+
+fn run_on_device<R: Send, E: Into<BoxError>>(
+    world: Arc<dyn Communicator>,
+    rank: usize,
+    recorder: Arc<Recorder>,
+    device: Device,
+    f: &(impl Fn(RankContext) -> Result<R, E> + Sync),
+) -> Result<R, Cause> {
     let world = Group::new(world, recorder.clone(), device.clone());
     let context = RankContext { rank, device: device.clone(), world, recorder };
     let program = || device.pool().install(|| f(context).map_err(|error| Cause::Error(error.into())));

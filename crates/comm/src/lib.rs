@@ -17,6 +17,8 @@ pub mod mesh;
 mod movement;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+#[cfg(feature = "nccl")]
+pub mod nccl;
 pub mod payload;
 pub mod pending;
 pub mod process;

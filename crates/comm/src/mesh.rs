@@ -49,11 +49,10 @@ impl Mesh {
         }
         let mut groups = BTreeMap::new();
         for family in Family::ALL {
-            let members = layout.group_of(family, rank);
             if family == Family::World {
                 groups.insert(family, world.clone());
-            } else if !members.is_empty() {
-                groups.insert(family, world.subgroup(family.name(), &members)?);
+            } else if let Some(group) = world.partition(family.name(), &layout.groups(family))? {
+                groups.insert(family, group);
             }
         }
         Ok(Mesh { coordinates: layout.coordinates(rank), layout, rank, groups })

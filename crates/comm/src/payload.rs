@@ -168,6 +168,24 @@ impl Payload {
         })
     }
 
+    /// Address of the first element on its GPU.
+    ///
+    /// # Panics
+    /// On the CPU.
+    #[cfg(feature = "nccl")]
+    pub(crate) fn address(&self) -> u64 {
+        with_tensor!(self, x => x.address())
+    }
+
+    /// The address for writing.
+    ///
+    /// # Panics
+    /// On the CPU, or when the buffer is shared.
+    #[cfg(feature = "nccl")]
+    pub(crate) fn address_mut(&mut self) -> u64 {
+        with_tensor!(self, x => x.address_mut())
+    }
+
     /// The device that holds the elements.
     pub(crate) fn device(&self) -> &Device {
         with_tensor!(self, x => x.device())

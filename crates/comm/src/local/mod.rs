@@ -300,6 +300,10 @@ impl Communicator for LocalCommunicator {
         }))
     }
 
+    fn ended(&self) -> Result<(), CommError> {
+        self.world.aborted(|| None)
+    }
+
     fn count_pulled(&self, source: usize, purpose: Purpose, bytes: u64) {
         self.world.ranks[self.hub.members[source]].recorder.count_sent(&self.hub.name, purpose, bytes);
     }

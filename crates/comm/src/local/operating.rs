@@ -259,6 +259,10 @@ impl Started for LocalStarted {
         self.0.key.sequence()
     }
 
+    fn poll(&mut self) -> bool {
+        self.0.advance() || self.0.world.aborted(|| None).is_err() || self.0.nobody_left().is_err()
+    }
+
     fn finish(self: Box<Self>) -> Result<Finished, CommError> {
         let wait_ns = self.0.wait()?.as_nanos() as u64;
         match std::mem::replace(&mut *lock(&self.0.state), State::Gone) {

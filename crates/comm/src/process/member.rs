@@ -74,6 +74,7 @@ impl ProcessCommunicator {
             patience: self.patience,
             output,
             own_copy: None,
+            result: None,
         }
     }
 
@@ -173,6 +174,10 @@ impl Communicator for ProcessCommunicator {
         Ok(Arc::new(ProcessCommunicator::of(&self.engine, name, member, self.patience)))
     }
 
+    fn ended(&self) -> Result<(), CommError> {
+        lock(&self.engine.state).run.aborted(|| None)
+    }
+
     /// Nothing: where memory is not shared, nothing is exposed and nothing can be read.
     fn count_pulled(&self, _: usize, _: Purpose, _: u64) {}
 
@@ -220,6 +225,8 @@ struct ProcessStarted {
     patience: Patience,
     output: Output,
     own_copy: Option<OwnCopy>,
+    /// When nothing more was needed from others, or why it failed: once somebody has asked.
+    result: Option<Result<Instant, CommError>>,
 }
 
 impl ProcessStarted {
@@ -236,7 +243,7 @@ impl ProcessStarted {
         let until = Instant::now() + self.patience.deadline;
         let mut pause = Pause::new(self.patience.spin);
         let mut waited = Duration::ZERO;
-        let mut result = None;
+        let mut result = self.result.take();
         loop {
             let looked = Instant::now();
             let engine = self.engine.clone();
@@ -338,6 +345,16 @@ impl ProcessStarted {
 impl Started for ProcessStarted {
     fn sequence(&self) -> u64 {
         self.id.1.sequence()
+    }
+
+    fn poll(&mut self) -> bool {
+        let mut state = lock(&self.engine.state);
+        state.progress();
+        if self.result.is_none() {
+            self.result = state.take_result(self.id);
+        }
+        let has_failed = self.result.is_none() && self.look_for_trouble(&state).is_err();
+        has_failed || (self.result.is_some() && self.own_copy.is_none())
     }
 
     fn finish(mut self: Box<Self>) -> Result<Finished, CommError> {

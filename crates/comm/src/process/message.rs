@@ -165,5 +165,24 @@ impl Message {
     }
 }
 
+/// A request without its data, and why it is wrong by itself if it is, as bytes.
+#[cfg(feature = "nccl")]
+pub(crate) fn head_bytes(head: &Head, fault: Option<&str>) -> Vec<u8> {
+    let mut out = Writer::new(PROTOCOL);
+    fields::put_head(&mut out, head);
+    out.optional_text(fault);
+    out.done()
+}
+
+/// What [`head_bytes`] has written; none where it cannot be read.
+#[cfg(feature = "nccl")]
+pub(crate) fn head_of(bytes: &[u8]) -> Option<(Head, Option<String>)> {
+    let mut from = Reader::new(bytes, PROTOCOL).ok()?;
+    let head = fields::head(&mut from).ok()?;
+    let fault = from.optional_text().ok()?;
+    from.end().ok()?;
+    Some((head, fault))
+}
+
 #[cfg(test)]
 mod tests;

@@ -32,6 +32,8 @@ use crate::communicator::Purpose;
 use crate::error::{CommError, Mismatch, Waiting};
 use state::State;
 
+#[cfg(feature = "nccl")]
+pub(crate) use message::{head_bytes, head_of};
 pub use transport::{Landing, MESSAGE_BYTES, ReceiveBytes, SendBytes, TransferId, Transport, TransportError};
 
 /// How often a process looks for news while it is in no run.

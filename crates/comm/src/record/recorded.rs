@@ -35,6 +35,17 @@ impl Recorded {
     }
 }
 
+impl Recorded {
+    /// The gated communicator of the own part; see [`Communicator::partition`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn gated_partition(&self, name: &str, parts: &[Vec<usize>]) -> Result<Option<Recorded>, CommError> {
+        let part = self.inner.partition(name, parts)?;
+        Ok(part.map(|part| Recorded::new(part, self.recorder.clone())))
+    }
+}
+
 impl Communicator for Recorded {
     fn rank(&self) -> usize {
         self.inner.rank()
@@ -92,6 +103,19 @@ impl Communicator for Recorded {
         Ok(Arc::new(self.gated_subgroup(name, members)?))
     }
 
+    fn partition(
+        &self,
+        name: &str,
+        parts: &[Vec<usize>],
+    ) -> Result<Option<Arc<dyn Communicator>>, CommError> {
+        let part = self.gated_partition(name, parts)?;
+        Ok(part.map(|part| Arc::new(part) as Arc<dyn Communicator>))
+    }
+
+    fn ended(&self) -> Result<(), CommError> {
+        self.inner.ended()
+    }
+
     fn count_pulled(&self, source: usize, purpose: Purpose, bytes: u64) {
         self.recorder.count_received(&self.name, purpose, bytes);
         self.inner.count_pulled(source, purpose, bytes);
@@ -144,6 +168,10 @@ impl RecordedStarted {
 impl Started for RecordedStarted {
     fn sequence(&self) -> u64 {
         self.inner.as_ref().expect("not finished").sequence()
+    }
+
+    fn poll(&mut self) -> bool {
+        self.inner.as_mut().expect("not finished").poll()
     }
 
     fn finish(mut self: Box<Self>) -> Result<Finished, CommError> {
