@@ -41,20 +41,16 @@ pub(super) fn queue(batch: &mut Batch<'_>, head: &Head, own: usize, (from, to): 
             let to = if *root == own { from } else { to };
             batch.broadcast(*root, from, to, count, dtype);
         }
-        Operation::AllGather { rows } if is_even(rows) => {
-            if count > 0 {
-                batch.all_gather(from, to, count, dtype);
-            }
+        Operation::AllGather { rows } if is_even(rows) && count > 0 => {
+            batch.all_gather(from, to, count, dtype);
         }
         Operation::AllGather { rows } => {
             for (root, part) in parts(rows).filter(|(_, part)| part.len() * row > 0) {
                 batch.broadcast(root, from, at(to, part.start), part.len() * row, dtype);
             }
         }
-        Operation::ReduceScatter { rows } if is_even(rows) => {
-            if count > 0 {
-                batch.reduce_scatter(from, to, rows[own] * row, dtype);
-            }
+        Operation::ReduceScatter { rows } if is_even(rows) && count > 0 => {
+            batch.reduce_scatter(from, to, rows[own] * row, dtype);
         }
         Operation::ReduceScatter { rows } => {
             for (root, part) in parts(rows).filter(|(_, part)| part.len() * row > 0) {

@@ -217,7 +217,7 @@ impl Library {
         let shown = name.display().to_string();
         // SAFETY: a library of this name is NCCL; one that has not all of its functions is refused.
         let functions = unsafe { Functions::load(&library, &shown) }?;
-        let path = mapped_path(&name).unwrap_or(name);
+        let path = file_of(functions.get_version as *const c_void).unwrap_or(name);
         let mut loaded = Library { functions, path, version: 0, _library: library };
         let mut version = 0;
         // SAFETY: writes one integer.
@@ -279,14 +279,38 @@ unsafe fn text_of(pointer: *const c_char) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
 
-/// The file that the loader took for a name: what is mapped into this process under that name.
-fn mapped_path(name: &Path) -> Option<PathBuf> {
-    let name = name.file_name()?.to_str()?;
-    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
-    let file = |line: &str| line.find('/').map(|at| PathBuf::from(&line[at..]));
-    maps.lines()
-        .filter_map(file)
-        .find(|path| path.file_name().and_then(|own| own.to_str()).is_some_and(|own| own.starts_with(name)))
+/// What the loader knows of an address.
+#[repr(C)]
+struct AddressInfo {
+    file: *const c_char,
+    base: *mut c_void,
+    symbol: *const c_char,
+    symbol_address: *mut c_void,
+}
+
+#[cfg(unix)]
+unsafe extern "C" {
+    /// Writes what is known of an address; 0 where nothing is.
+    fn dladdr(address: *const c_void, info: *mut AddressInfo) -> c_int;
+}
+
+/// The file that a function was loaded from.
+#[cfg(unix)]
+fn file_of(function: *const c_void) -> Option<PathBuf> {
+    let null = std::ptr::null_mut();
+    let mut info = AddressInfo { file: null, base: null.cast(), symbol: null, symbol_address: null.cast() };
+    // SAFETY: any address may be asked for; the answer is written to the given place.
+    if unsafe { dladdr(function, &mut info) } == 0 {
+        return None;
+    }
+    // SAFETY: null, or text of the loader that lives as long as the library.
+    unsafe { text_of(info.file) }.map(PathBuf::from)
+}
+
+/// Not known on this system.
+#[cfg(not(unix))]
+fn file_of(_: *const c_void) -> Option<PathBuf> {
+    None
 }
 
 /// One line for people: version and file, or why there is none.

@@ -363,14 +363,19 @@ impl World {
     /// The orderly end: everything that this rank has started is done for the others too.
     ///
     /// # Errors
-    /// What has failed, here or on another rank.
+    /// What has failed here.
     pub(crate) fn close(&self) -> Result<(), CommError> {
         let result = self.flush();
         if let Err(error) = &result {
             self.fail(error.clone());
         }
         self.stop();
-        result?;
+        match result {
+            Ok(()) => {}
+            // This rank's program has returned: what others failed of is not its failure.
+            Err(CommError::Aborted { .. }) => return Ok(()),
+            Err(own) => return Err(own),
+        }
         let handles: Vec<Arc<Handle>> = lock(&self.handles).all.clone();
         // All begin to end before one is waited for: the other members may have made them in another order.
         let begun: Vec<_> = handles.iter().map(|handle| handle.finalize()).collect();

@@ -6,17 +6,18 @@ use plica_kernels::cuda::emulator::Timing;
 use super::fake::Fake;
 use crate::suite::cases;
 
-/// Cases about what ranks tell each other of wrong requests: without the check of the order they are told nothing.
-const CHECKED: [&str; 2] =
-    ["requests that do not fit move nothing", "s15 c: splits that do not sum to the rows move nothing"];
-/// Cases that need a missing rank to be named before the deadline of the run.
-const NAMED: [&str; 2] = ["s30: one rank never arrives", "one rank ends without taking part"];
+/// Whether a case looks at what a rank is told where it asks for an operation or finishes it. Without the check of the
+/// order an operation is only queued there, and the GPU waits; what happens then is in `faults`.
+fn is_told_on_the_host(name: &str) -> bool {
+    let wrong = ["requests that do not fit", "s15 c: splits that do not sum", "s30: one rank never arrives"];
+    name.starts_with("one rank ") || wrong.iter().any(|start| name.starts_with(start))
+}
 
 fn run(test: &str, timing: Timing, check_order: bool) {
     let Some(fake) = Fake::new(test) else { return };
     let launcher = fake.ranks(timing, check_order);
     for case in cases() {
-        if !check_order && (CHECKED.contains(&case.name) || NAMED.contains(&case.name)) {
+        if !check_order && is_told_on_the_host(case.name) {
             continue;
         }
         println!("{}", case.name);
