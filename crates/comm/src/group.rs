@@ -92,7 +92,10 @@ impl Group {
     /// As for [`Group::subgroup`].
     pub fn partition(&self, name: &str, parts: &[Vec<usize>]) -> Result<Option<Group>, CommError> {
         let part = self.communicator.gated_partition(name, parts)?;
-        Ok(part.map(|part| Group { communicator: Arc::new(part), device: self.device.clone() }))
+        Ok(part.map(|part| {
+            let communicator = Arc::new(part);
+            Group { communicator, device: self.device.clone(), host: self.host.clone() }
+        }))
     }
 
     /// The group of all members with the same `color`, ordered by (`key`, position here).
