@@ -29,6 +29,7 @@ mod processes;
 mod resume;
 mod runs;
 mod saved_bytes;
+mod scale;
 mod scenarios;
 mod sharded;
 mod support;

@@ -48,10 +48,10 @@ impl Agreement<'_> {
             Err(error) => Err(format!("{error:#}")),
         });
         let bytes = told.map_or(Ok(Vec::new()), |told| serde_json::to_vec(&told))?;
-        let all = processes.exchange(what, &bytes, self.limit)?;
+        let decided = processes.consult(what, &bytes, self.limit, |mut all| all.swap_remove(0))?;
         match own {
             Some(own) => own,
-            None => match serde_json::from_slice::<Told<T>>(&all[0])? {
+            None => match serde_json::from_slice::<Told<T>>(&decided)? {
                 Ok(value) => Ok(value),
                 Err(text) => Err(Elsewhere { rank: 0, text }.into()),
             },
@@ -66,13 +66,10 @@ impl Agreement<'_> {
     pub fn everyone<T>(&self, what: &str, part: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
         let Backend::Processes(processes) = self.backend else { return part() };
         let own = part();
-        let told: Told<()> = own.as_ref().map(drop).map_err(|error| format!("{error:#}"));
-        let all = processes.exchange(what, &serde_json::to_vec(&told)?, self.limit)?;
-        let all: Vec<Told<()>> =
-            all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<_, _>>()?;
-        let own_text = told.err();
-        let mut failures = all.into_iter().enumerate().filter_map(|(rank, told)| Some((rank, told.err()?)));
-        match failures.next() {
+        let own_text = own.as_ref().err().map(|error| format!("{error:#}"));
+        let said = serde_json::to_vec(&own_text)?;
+        let answer = processes.consult(what, &said, self.limit, |all| answer(first_failure(&all)))?;
+        match serde_json::from_slice::<Option<(usize, String)>>(&answer)? {
             None => own,
             Some((rank, text))
                 if own_text.is_none() || (rank != processes.rank() && own_text == Some(text.clone())) =>
@@ -89,29 +86,74 @@ impl Agreement<'_> {
     /// One that differs is named with what differs first: it gets the error, the others [`Elsewhere`].
     pub fn alike(&self, what: &str, own: &str) -> anyhow::Result<()> {
         let Backend::Processes(processes) = self.backend else { return Ok(()) };
-        let all = processes.exchange(what, own.as_bytes(), self.limit)?;
-        let all: Vec<String> =
-            all.into_iter().map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).collect();
-        match first_odd_one(what, &all) {
-            None => Ok(()),
-            Some((rank, text)) if rank == processes.rank() => Err(anyhow::anyhow!("{text}")),
-            Some((rank, text)) => Err(Elsewhere { rank, text }.into()),
+        // Digests travel to rank 0; texts only where some differ, and only of the two ranks that are compared.
+        let own_digest = digest(own).to_le_bytes();
+        let differ = processes.consult(what, &own_digest, self.limit, |all| answer(odd_one(&all)))?;
+        let Some(odd) = serde_json::from_slice::<Option<OddOne>>(&differ)? else { return Ok(()) };
+        let is_compared = [odd.rank, odd.common[0]].contains(&processes.rank());
+        let own_bytes = if is_compared { own.as_bytes() } else { &[] };
+        let text = processes.consult(what, own_bytes, self.limit, |all| {
+            let text = |rank: usize| String::from_utf8_lossy(&all[rank]).into_owned();
+            difference(what, &odd, &text(odd.rank), &text(odd.common[0])).into_bytes()
+        })?;
+        let text = String::from_utf8_lossy(&text).into_owned();
+        if odd.rank == processes.rank() {
+            return Err(anyhow::anyhow!("{text}"));
         }
+        Err(Elsewhere { rank: odd.rank, text }.into())
     }
 }
 
+/// Rank 0's answer as bytes.
+fn answer<T: Serialize>(value: T) -> Vec<u8> {
+    serde_json::to_vec(&value).expect("texts and numbers are JSON")
+}
+
+/// The first rank that has told a failure.
+fn first_failure(all: &[Vec<u8>]) -> Option<(usize, String)> {
+    let told = |bytes: &Vec<u8>| {
+        serde_json::from_slice::<Option<String>>(bytes).unwrap_or_else(|e| Some(e.to_string()))
+    };
+    all.iter().enumerate().find_map(|(rank, bytes)| Some((rank, told(bytes)?)))
+}
+
+/// 64 bits of a text (FNV-1a): enough to tell apart what people mistype.
+fn digest(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// A rank whose text differs, and the ranks that have the common one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, serde::Deserialize)]
+struct OddOne {
+    rank: usize,
+    common: Vec<usize>,
+}
+
+/// Most ranks that a message lists.
+const RANKS_LISTED: usize = 16;
+
+/// The first rank whose digest is not that of most ranks (of rank 0, where no digest has more).
+fn odd_one(digests: &[Vec<u8>]) -> Option<OddOne> {
+    let mut ranks_of: BTreeMap<&Vec<u8>, Vec<usize>> = BTreeMap::new();
+    for (rank, digest) in digests.iter().enumerate() {
+        ranks_of.entry(digest).or_default().push(rank);
+    }
+    // The first of the largest: rank numbers decide between equal ones.
+    let common = ranks_of.values().max_by_key(|ranks| (ranks.len(), std::cmp::Reverse(ranks[0])))?;
+    let rank = ranks_of.values().filter(|ranks| *ranks != common).map(|ranks| ranks[0]).min()?;
+    Some(OddOne { rank, common: common.clone() })
+}
 /// Most settings that a message about different configurations lists.
 const LISTED: usize = 3;
 
-/// The first rank whose text is not that of most ranks (of rank 0, where no text has more), and what differs.
-fn first_odd_one(what: &str, all: &[String]) -> Option<(usize, String)> {
-    let count = |text: &String| all.iter().filter(|other| *other == text).count();
-    let most = all.iter().map(count).max()?;
-    let common = all.iter().position(|text| count(text) == most)?;
-    let odd = all.iter().position(|text| *text != all[common])?;
-    let ranks: Vec<String> =
-        (0..all.len()).filter(|rank| all[*rank] == all[common]).map(|rank| rank.to_string()).collect();
-    let (mine, theirs) = (settings(&all[odd]), settings(&all[common]));
+/// What differs between the odd rank's text and the common one.
+fn difference(what: &str, odd: &OddOne, mine: &str, theirs: &str) -> String {
+    let (rank, common) = (odd.rank, odd.common[0]);
+    let mut ranks: Vec<String> = odd.common.iter().take(RANKS_LISTED).map(|rank| rank.to_string()).collect();
+    if odd.common.len() > RANKS_LISTED {
+        ranks.push(format!("and {} more", odd.common.len() - RANKS_LISTED));
+    }
+    let (mine, theirs) = (settings(mine), settings(theirs));
     let keys: std::collections::BTreeSet<&String> = mine.keys().chain(theirs.keys()).collect();
     let shown = |value: Option<&String>| value.map_or("not set", String::as_str).to_string();
     let different: Vec<String> = keys
@@ -119,18 +161,18 @@ fn first_odd_one(what: &str, all: &[String]) -> Option<(usize, String)> {
         .filter(|key| mine.get(*key) != theirs.get(*key))
         .map(|key| {
             let (mine, theirs) = (shown(mine.get(key)), shown(theirs.get(key)));
-            format!("{key} = {mine} on rank {odd}, {theirs} on rank {common}")
+            format!("{key} = {mine} on rank {rank}, {theirs} on rank {common}")
         })
         .collect();
     let mut text = format!(
-        "the {what} of rank {odd} is not that of rank(s) {}: {}",
+        "the {what} of rank {rank} is not that of rank(s) {}: {}",
         ranks.join(", "),
         different[..different.len().min(LISTED)].join("; ")
     );
     if different.len() > LISTED {
         text.push_str(&format!("; and {} more", different.len() - LISTED));
     }
-    Some((odd, format!("{text}; every rank needs the same")))
+    format!("{text}; every rank needs the same")
 }
 
 /// Settings of a table in TOML by their full names; a text that is none under one name.
@@ -163,8 +205,9 @@ mod tests {
     use super::*;
 
     fn odd(all: &[&str]) -> Option<(usize, String)> {
-        let all: Vec<String> = all.iter().map(|text| text.to_string()).collect();
-        first_odd_one("configuration", &all)
+        let digests: Vec<Vec<u8>> = all.iter().map(|text| digest(text).to_le_bytes().to_vec()).collect();
+        let odd = odd_one(&digests)?;
+        Some((odd.rank, difference("configuration", &odd, all[odd.rank], all[odd.common[0]])))
     }
 
     #[test]
@@ -188,6 +231,15 @@ mod tests {
         let (_, text) =
             odd(&["a = 1\nb = 1\nc = 1\nd = 1", "a = 2\nb = 2\nc = 2\nd = 2"]).expect("all differ");
         assert!(text.contains("a = 2") && text.contains("c = 2") && text.contains("; and 1 more"), "{text}");
+    }
+
+    #[test]
+    fn many_ranks_are_counted() {
+        let texts: Vec<&str> = (0..100).map(|rank| if rank == 41 { "a = 2" } else { "a = 1" }).collect();
+        let (rank, text) = odd(&texts).expect("rank 41 differs");
+        assert!(rank == 41 && text.contains("14, 15, and 83 more: a = 2 on rank 41, 1 on rank 0"), "{text}");
+        assert_eq!(first_failure(&[b"null".to_vec(), b"\"late\"".to_vec()]), Some((1, "late".into())));
+        assert_eq!(first_failure(&[b"null".to_vec()]), None);
     }
 
     #[test]

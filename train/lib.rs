@@ -19,6 +19,7 @@ pub mod metrics;
 pub mod model;
 pub mod pipeline;
 pub mod report;
+pub mod scaling;
 pub mod schedule_view;
 pub mod selftest;
 pub mod step;

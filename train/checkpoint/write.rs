@@ -5,6 +5,7 @@
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::path::Path;
 
 use plica_comm::{Group, Message, Purpose};
@@ -66,30 +67,34 @@ pub fn file_dtype<E: Element>() -> Dtype {
     }
 }
 
-/// The tensors of the file in the order in which it stores them, each with the pieces of all ranks.
+/// The tensors of the file in the order in which it stores them, each with the pieces of these ranks. Rank 0 needs those
+/// of all; every other rank its own, so that saving costs it nothing that grows with the world.
 fn plan<E: Element>(
     entries: &[Entry<E>],
     owners: &Owners<'_>,
+    ranks: Range<usize>,
     rename: &dyn Fn(&str) -> String,
 ) -> Result<Vec<Assembly<E>>, plica_dense::Error> {
     let Owners { specs, layout, shard, kept } = *owners;
     let one = Place::new(&Layout::one(), 0);
-    let places: Vec<Place> = (0..layout.world()).map(|rank| Place::new(layout, rank)).collect();
-    let shardings: Vec<Sharding> = places
-        .iter()
-        .map(|place| Sharding::new(&specs[place.coordinate(Axis::Pp)], place, shard))
+    let sharding = |place: &Place| Sharding::new(&specs[place.coordinate(Axis::Pp)], place, shard);
+    let holders: Vec<(usize, Place, Sharding)> = ranks
+        .map(|rank| {
+            let place = Place::new(layout, rank);
+            sharding(&place).map(|sharding| (rank, place, sharding))
+        })
         .collect::<Result<_, _>>()?;
     let mut all = Vec::new();
     for entry in entries {
         let spec = &specs[entry.rank_pp][entry.id.index()];
-        let brings = |rank: usize| {
-            places[rank].coordinate(Axis::Pp) == entry.rank_pp && shardings[rank].counts(kept, entry.id)
+        let brings = |place: &Place, sharding: &Sharding| {
+            place.coordinate(Axis::Pp) == entry.rank_pp && sharding.counts(kept, entry.id)
         };
         let mut parts: HashMap<String, Vec<(usize, Piece)>> = HashMap::new();
-        for (rank, sharding) in shardings.iter().enumerate().filter(|(rank, _)| brings(*rank)) {
-            let whole = pieces(spec, &places[rank])?;
+        for (rank, place, sharding) in holders.iter().filter(|(_, place, sharding)| brings(place, sharding)) {
+            let whole = pieces(spec, place)?;
             for piece in sharding.pieces(kept, entry.id, &whole).into_iter().filter(|p| !p.is_empty()) {
-                parts.entry(piece.name.clone()).or_default().push((rank, piece));
+                parts.entry(piece.name.clone()).or_default().push((*rank, piece));
             }
         }
         for complete in pieces(spec, &one)? {
@@ -196,11 +201,12 @@ pub fn write_named<E: Element + Message>(
     device: &Device,
     naming: &Naming<'_>,
 ) -> Result<(), CheckpointError> {
-    let assemblies = plan(entries, owners, naming.rename)
+    let ranks = if world.rank() == 0 { 0..owners.layout.world() } else { world.rank()..world.rank() + 1 };
+    let assemblies = plan(entries, owners, ranks, naming.rename)
         .map_err(|e| CheckpointError::Malformed { path: path.to_path_buf(), reason: e.to_string() })?;
     if world.rank() != 0 {
         for assembly in &assemblies {
-            for (_, piece) in assembly.parts.iter().filter(|(rank, _)| *rank == world.rank()) {
+            for (_, piece) in &assembly.parts {
                 let values = assembly.own(piece);
                 let values = Tensor::from_slice(device, [values.len()], &values, Category::CommBuffer);
                 world.send(Purpose::Control, &values, 0)?;

@@ -5,6 +5,7 @@ mod job;
 mod launch;
 mod mesh;
 mod pretrain;
+mod scaling;
 mod schedule;
 mod selftest;
 mod settings;
@@ -61,6 +62,8 @@ enum Command {
     Mesh(mesh::MeshCommand),
     /// Draw, check and compare pipeline schedules: bubble, idle share, memory.
     Schedule(schedule::ScheduleCommand),
+    /// Show what each axis of a layout costs a step on a cluster, on paper.
+    Scaling(scaling::Scaling),
     /// Start several processes on this machine, one a rank, and run a command in them.
     Launch(launch::Launch),
     /// Measure a training step, matrix products, dispatch or collectives against their roofline.
@@ -108,6 +111,7 @@ pub fn run() -> ExitCode {
         Command::Selftest(command) => command.run(&surroundings),
         Command::Mesh(command) => command.run(),
         Command::Schedule(command) => command.run(),
+        Command::Scaling(command) => command.run(),
         Command::Launch(command) => command.run(&surroundings),
         Command::Bench(command) => command.run(&surroundings),
         Command::Settings(command) => command.run(),

@@ -1,7 +1,8 @@
 //! How the processes of a job meet without MPI. Rank 0 listens at the master's host and port; every other rank opens a
 //! listener of its own, connects to rank 0 and says its rank, the size of the world that it was told, its program version
-//! and its port. When all have come, rank 0 sends everyone the addresses and a token, and each rank connects to the ranks
-//! below it: a connection for every pair of ranks. Lines of text, one each way; connections that say something else (a
+//! and its port. When all have come, everyone hears the addresses and a token, and connects to the ranks below it: a
+//! connection for every pair of ranks. Rank 0 tells the addresses to the ranks 1, 2, 4, 8, .., and every rank tells them
+//! on (`teller`), so that nobody sends them more than log2 N times. Lines of text, one each way; connections that say something else (a
 //! port scanner) are closed and forgotten.
 //!
 //! Everything happens within a stated limit. A rank that comes twice, was told another world or runs another version ends
@@ -16,6 +17,7 @@ mod tests;
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
+use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
@@ -201,6 +203,20 @@ fn addresses(host: &str, port: u16) -> Result<Vec<SocketAddr>, RendezvousError> 
         (host, port).to_socket_addrs().map_err(|error| unresolved(error.to_string()))?.collect();
     all.sort_by_key(SocketAddr::is_ipv6);
     if all.is_empty() { Err(unresolved("none found".into())) } else { Ok(all) }
+}
+
+/// Who tells a rank the addresses: the rank without the highest bit of its number.
+fn teller(rank: usize) -> usize {
+    rank - (1 << rank.ilog2())
+}
+
+/// Writes a line of any length to a connection that does not block.
+fn tell(stream: &mut TcpStream, line: &str) -> std::io::Result<()> {
+    stream.set_nonblocking(false)?;
+    stream.set_write_timeout(Some(GRACE))?;
+    stream.write_all(line.as_bytes())?;
+    stream.set_write_timeout(None)?;
+    stream.set_nonblocking(true)
 }
 
 /// Where a rank listens so that whoever reaches the master reaches it: the loopback alone where that was named, else

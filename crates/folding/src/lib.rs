@@ -19,5 +19,5 @@ pub use error::LayoutError;
 pub use groups::Family;
 pub use layout::{Coordinates, Layout, LayoutSpec, MAX_WORLD};
 pub use owner::{even_part_of, even_range, zigzag_chunks};
-pub use place::Placement;
+pub use place::{Placement, node_count};
 pub use search::{Limits, enumerate, nearest_valid};

@@ -1,5 +1,5 @@
 //! What processes tell each other outside of runs: every process gives some bytes under a name, and gets those
-//! of all. Long ones travel in pieces.
+//! of all, or an answer that rank 0 makes of them. Long ones travel in pieces.
 
 use std::collections::HashMap;
 
@@ -30,18 +30,23 @@ impl Exchanges {
         Exchanges { world, next: 0, open: HashMap::new() }
     }
 
-    /// Begins the own part of the next exchange: its number, and what to tell all others.
+    /// Begins the own part of the next exchange: its number, and what to tell the others.
     pub(super) fn begin(&mut self, own: usize, what: &str, bytes: &[u8]) -> (u64, Vec<Message>) {
         let number = self.next;
         self.next += 1;
+        self.read(own, number, what.to_string(), (0, 1), bytes.to_vec());
+        (number, Exchanges::messages(number, what, bytes))
+    }
+
+    /// Bytes as messages of an exchange.
+    pub(super) fn messages(number: u64, what: &str, bytes: &[u8]) -> Vec<Message> {
         let pieces = bytes.len().div_ceil(PIECE_BYTES).max(1) as u64;
         let piece = |index: u64| {
             let start = index as usize * PIECE_BYTES;
             let bytes = bytes[start..(start + PIECE_BYTES).min(bytes.len())].to_vec();
             Message::Exchange { number, what: what.to_string(), piece: index, pieces, bytes }
         };
-        self.read(own, number, what.to_string(), (0, 1), bytes.to_vec());
-        (number, (0..pieces).map(piece).collect())
+        (0..pieces).map(piece).collect()
     }
 
     /// Takes a piece; those of one process come in their order.
@@ -60,10 +65,10 @@ impl Exchanges {
         told.pieces_left = Some(pieces.saturating_sub(piece + 1));
     }
 
-    /// Ranks that have told everything, and those that have not.
-    pub(super) fn arrived(&self, number: u64) -> [Vec<usize>; 2] {
+    /// Of `ranks`, those that have told everything, and those that have not.
+    pub(super) fn arrived(&self, number: u64, ranks: std::ops::Range<usize>) -> [Vec<usize>; 2] {
         let here = |rank: &usize| self.open.get(&number).is_some_and(|all| all[*rank].pieces_left == Some(0));
-        [(0..self.world).filter(here).collect(), (0..self.world).filter(|rank| !here(rank)).collect()]
+        [ranks.clone().filter(here).collect(), ranks.filter(|rank| !here(rank)).collect()]
     }
 
     /// Ends an exchange: name and bytes by rank.

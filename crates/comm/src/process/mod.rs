@@ -5,6 +5,7 @@
 //! ranks as threads. Tensors of GPUs are copied to host memory and from there: right, and slow beside a library that
 //! reads device memory. Leaves out memory that ranks share.
 
+mod agreeing;
 mod end;
 mod exchange;
 mod flow;
@@ -28,8 +29,6 @@ use std::time::{Duration, Instant};
 
 use plica_kernels::Device;
 
-use crate::communicator::Purpose;
-use crate::error::{CommError, Mismatch, Waiting};
 use state::State;
 
 #[cfg(feature = "nccl")]
@@ -142,73 +141,6 @@ impl Processes {
     /// Name of what moves the bytes.
     pub fn transport(&self) -> &'static str {
         self.0.engine.name
-    }
-
-    /// Every process's bytes, by rank; all processes call it, outside of runs, with the same `what`.
-    ///
-    /// # Errors
-    /// A process did not come within `limit`, is gone, or asked for something else.
-    pub fn exchange(&self, what: &str, own: &[u8], limit: Duration) -> Result<Vec<Vec<u8>>, CommError> {
-        let engine = &self.0.engine;
-        let until = Instant::now() + limit;
-        let number = {
-            let mut state = lock(&engine.state);
-            let (number, messages) = state.exchanges.begin(engine.rank, what, own);
-            messages.iter().for_each(|message| state.tell_all(message));
-            number
-        };
-        let mut pause = pause::Pause::new(Duration::ZERO);
-        loop {
-            let mut state = lock(&engine.state);
-            let moved = state.progress();
-            let [arrived, missing] = state.exchanges.arrived(number);
-            if missing.is_empty() {
-                return self.agreed(number, state.exchanges.end(number));
-            }
-            let waiting = Box::new(Waiting {
-                rank: engine.rank,
-                group: what.to_string(),
-                members: (0..engine.world).collect(),
-                operation: "exchange",
-                purpose: Purpose::Control,
-                sequence: number,
-                bytes: own.len() as u64,
-                arrived,
-                unfinished: Vec::new(),
-                missing,
-            });
-            if let Some(&rank) = waiting.missing.iter().find(|&&rank| state.gone[rank]) {
-                let cause = "its process is gone".to_string();
-                return Err(CommError::Aborted { rank, cause, waiting: Some(waiting) });
-            }
-            if let Some(error) = &state.broken {
-                let (rank, cause) = (engine.rank, error.to_string());
-                return Err(CommError::Aborted { rank, cause, waiting: Some(waiting) });
-            }
-            if Instant::now() >= until {
-                return Err(CommError::Deadline { limit, waiting, idle: Vec::new(), silent: Vec::new() });
-            }
-            drop(state);
-            if moved {
-                pause.reset();
-            } else {
-                pause.rest(false);
-            }
-        }
-    }
-
-    /// The bytes of an exchange, if all meant the same one.
-    fn agreed(&self, number: u64, all: Vec<(String, Vec<u8>)>) -> Result<Vec<Vec<u8>>, CommError> {
-        if let Some(other) = all.iter().position(|(what, _)| *what != all[0].0) {
-            return Err(CommError::Mismatch(Box::new(Mismatch {
-                group: "all processes".into(),
-                sequence: number,
-                ranks: [0, other],
-                requests: [0, other].map(|rank| format!("an exchange of {}", all[rank].0)),
-                rule: "different exchanges".into(),
-            })));
-        }
-        Ok(all.into_iter().map(|(_, bytes)| bytes).collect())
     }
 
     /// Ends the whole job at once, as well as the transport can; for the end after an error.

@@ -306,9 +306,14 @@ impl State {
 
     /// Posts to all other processes. A transport that fails here fails again in `progress`.
     pub(super) fn tell_all(&mut self, message: &Message) {
-        let bytes = message.encode();
         let own = self.transport.rank();
-        for rank in (0..self.transport.world()).filter(|&rank| rank != own) {
+        self.tell((0..self.transport.world()).filter(|&rank| rank != own), message);
+    }
+
+    /// Tells some other ranks.
+    pub(super) fn tell(&mut self, ranks: impl Iterator<Item = usize>, message: &Message) {
+        let bytes = message.encode();
+        for rank in ranks {
             if let Err(error) = self.transport.post(rank, &bytes) {
                 self.broken.get_or_insert(error);
             }

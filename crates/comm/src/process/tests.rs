@@ -260,3 +260,28 @@ fn exchanges_gather_long_and_short_texts_and_name_who_does_not_come() {
         assert!(late.as_ref().is_none_or(names), "{late:?}");
     }
 }
+
+#[test]
+fn consulting_costs_one_message_and_an_answer_and_names_who_does_not_come() {
+    let limit = Duration::from_secs(60);
+    let results = job(5, DELAYED, 16 * 1024, |processes, _| {
+        let own = vec![processes.rank() as u8; 50_000 * processes.rank()];
+        let sizes =
+            |all: Vec<Vec<u8>>| all.iter().flat_map(|bytes| (bytes.len() as u32).to_le_bytes()).collect();
+        let answer = processes.consult("sizes", &own, limit, sizes).expect("all come");
+        let what = if processes.rank() == 2 { "version" } else { "config" };
+        let differs = processes.consult(what, &[], limit, |_| Vec::new()).expect_err("two names").to_string();
+        let late = match processes.rank() {
+            1 => None,
+            _ => Some(processes.consult("end", &[], Duration::from_secs(1), |_| Vec::new())),
+        };
+        let late = late.map(|result| result.expect_err("1 is late").to_string());
+        (answer, differs, late)
+    });
+    for (answer, differs, late) in results {
+        let expected: Vec<u8> = (0..5u32).flat_map(|rank| (50_000 * rank).to_le_bytes()).collect();
+        assert_eq!(answer, expected);
+        assert!(differs.contains("an exchange of config") && differs.contains("an exchange of version"));
+        assert!(late.as_ref().is_none_or(|text| text.contains("missing") && text.contains('1')), "{late:?}");
+    }
+}

@@ -1,13 +1,13 @@
 //! Rank 0's part: listen, hear every rank, tell all of them the roster, or what is wrong.
 
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use super::line::{Arriving, Heard, Line};
 use super::{
-    HELLO_LIMIT, Links, MeetingOptions, RendezvousError, addresses, listen, listening_address, random,
-    wait_until,
+    HELLO_LIMIT, Links, MeetingOptions, RendezvousError, addresses, listen, listening_address, random, tell,
+    teller, wait_until,
 };
 
 /// How long ranks that come after the meeting has failed are told so.
@@ -45,8 +45,7 @@ pub(super) fn gather(
         gathering.refuse(&error);
         return Err(error);
     }
-    let roster = gathering.roster();
-    gathering.tell(&roster);
+    gathering.tell_places();
     Ok(gathering.members.into_iter().map(|member| member.map(|m| m.connection.stream)).collect())
 }
 
@@ -177,13 +176,24 @@ impl Gathering<'_> {
 
     /// Where everyone listens. A rank that came over the loopback is on this machine: others reach it where they
     /// reach rank 0.
-    fn roster(&self) -> Line {
+    ///
+    /// Only ranks whose teller is rank 0 hear it here; the others hear whom to ask, so that rank 0 says what grows with
+    /// the ranks, not with their square.
+    fn tell_places(&mut self) {
         let token = random();
         let place = |member: &Option<Member>| match member {
             None => (None, 0),
             Some(member) => (not_loopback(member.address.ip()), member.port),
         };
-        Line::Roster { token, places: self.members.iter().map(place).collect() }
+        let places: Vec<_> = self.members.iter().map(place).collect();
+        let roster = Line::Roster { token, places: places.clone() };
+        for (rank, member) in self.members.iter_mut().enumerate() {
+            let Some(member) = member else { continue };
+            match teller(rank) {
+                0 => say(&mut member.connection, &roster),
+                rank => say(&mut member.connection, &Line::Ask { token, place: places[rank] }),
+            }
+        }
     }
 
     fn tell(&mut self, line: &Line) {
@@ -197,7 +207,7 @@ fn not_loopback(address: IpAddr) -> Option<IpAddr> {
 
 /// Says a line; a rank that does not hear it is noticed where it is waited for.
 fn say(to: &mut Arriving, line: &Line) {
-    if let Err(error) = to.stream.write_all(line.to_text().as_bytes()) {
+    if let Err(error) = tell(&mut to.stream, &line.to_text()) {
         tracing::debug!("a rank does not hear: {error}");
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::line::{Arriving, Heard, Line};
 use super::{
-    GRACE, HELLO_LIMIT, Links, MeetingOptions, RendezvousError, addresses, listen, listening_address,
+    GRACE, HELLO_LIMIT, Links, MeetingOptions, RendezvousError, addresses, listen, listening_address, tell,
     wait_until,
 };
 use crate::environment::Seat;
@@ -83,29 +83,54 @@ fn enter(
     }
     // Rank 0 speaks when all have come or its limit has passed.
     let end = Instant::now() + options.limit + GRACE;
-    let (token, places) = loop {
-        match connection.hear() {
-            Heard::Line(Line::Roster { token, places }) if places.len() == seat.world => {
-                break (token, places);
-            }
-            Heard::Line(Line::Refused { text }) => return Err(RendezvousError::Refused { text }),
-            Heard::Line(line) => return Ok(Entered::Stranger(line.to_text())),
-            Heard::Garbage(text) => return Ok(Entered::Stranger(text)),
-            Heard::Closed(text) if text.is_empty() => {
-                return Ok(Entered::Closed("it closed the connection without an answer".into()));
-            }
-            Heard::Closed(text) => return Ok(Entered::Closed(text)),
-            Heard::Nothing if wait_until(end) => {}
-            Heard::Nothing => return Err(link("it never said who has come".into())),
-        }
-    };
     let mut links: Links = (0..seat.world).map(|_| None).collect();
-    links[0] = Some(connection.stream);
-    for (peer, place) in places.iter().enumerate().take(seat.rank).skip(1) {
-        links[peer] = Some(connect(seat.rank, peer, *place, master, token)?);
+    let mut line = hear_until(&mut connection, end);
+    if let Ok(Line::Ask { token, place }) = line {
+        let teller = super::teller(seat.rank);
+        links[0] = Some(connection.stream);
+        connection = Arriving::new(connect(seat.rank, teller, place, master, token)?)
+            .map_err(|error| link(error.to_string()))?;
+        line = hear_until(&mut connection, Instant::now() + GRACE);
     }
-    accept_higher(seat, &listener, token, &mut links)?;
+    let (token, places) = match line {
+        Ok(Line::Roster { token, places }) if places.len() == seat.world => (token, places),
+        Ok(Line::Refused { text }) => return Err(RendezvousError::Refused { text }),
+        Ok(line) => return Ok(Entered::Stranger(line.to_text())),
+        Err(Unheard::Garbage(text)) => return Ok(Entered::Stranger(text)),
+        Err(Unheard::Closed(text)) if text.is_empty() => {
+            return Ok(Entered::Closed("it closed the connection without an answer".into()));
+        }
+        Err(Unheard::Closed(text)) => return Ok(Entered::Closed(text)),
+        Err(Unheard::Nothing) => return Err(link("it never said who has come".into())),
+    };
+    let told_by = if links[0].is_some() { super::teller(seat.rank) } else { 0 };
+    links[told_by] = Some(connection.stream);
+    for (peer, place) in places.iter().enumerate().take(seat.rank).skip(1) {
+        if links[peer].is_none() {
+            links[peer] = Some(connect(seat.rank, peer, *place, master, token)?);
+        }
+    }
+    accept_higher(seat, &listener, &Line::Roster { token, places }, token, &mut links)?;
     Ok(Entered::Links(links))
+}
+
+/// No line came.
+enum Unheard {
+    Nothing,
+    Garbage(String),
+    Closed(String),
+}
+
+fn hear_until(connection: &mut Arriving, end: Instant) -> Result<Line, Unheard> {
+    loop {
+        match connection.hear() {
+            Heard::Line(line) => return Ok(line),
+            Heard::Garbage(text) => return Err(Unheard::Garbage(text)),
+            Heard::Closed(text) => return Err(Unheard::Closed(text)),
+            Heard::Nothing if wait_until(end) => {}
+            Heard::Nothing => return Err(Unheard::Nothing),
+        }
+    }
 }
 
 /// Connects to a rank below.
@@ -124,20 +149,28 @@ fn connect(
     Ok(stream)
 }
 
-/// Accepts the ranks above; whoever does not know the token is sent away.
+/// Accepts the ranks above and tells the addresses to those that hear them here; whoever does not know the token is
+/// sent away.
 fn accept_higher(
     seat: &Seat,
     listener: &TcpListener,
+    roster: &Line,
     token: u64,
     links: &mut Links,
 ) -> Result<(), RendezvousError> {
+    let roster = roster.to_text();
     let end = Instant::now() + GRACE;
     let mut arriving: Vec<Arriving> = Vec::new();
     while let Some(missing) = (seat.rank + 1..seat.world).find(|peer| links[*peer].is_none()) {
-        match listener.accept() {
-            Ok((stream, _)) => arriving.extend(Arriving::new(stream)),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            Err(error) => tracing::debug!("a connection was lost before it was accepted: {error}"),
+        loop {
+            match listener.accept() {
+                Ok((stream, _)) => arriving.extend(Arriving::new(stream)),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => {
+                    tracing::debug!("a connection was lost before it was accepted: {error}");
+                    break;
+                }
+            }
         }
         let mut waiting = Vec::new();
         for mut connection in std::mem::take(&mut arriving) {
@@ -145,6 +178,13 @@ fn accept_higher(
                 Heard::Line(Line::Link { rank, token: theirs })
                     if theirs == token && rank > seat.rank && rank < seat.world && links[rank].is_none() =>
                 {
+                    if super::teller(rank) == seat.rank {
+                        tell(&mut connection.stream, &roster).map_err(|error| RendezvousError::Link {
+                            rank: seat.rank,
+                            peer: rank,
+                            reason: error.to_string(),
+                        })?;
+                    }
                     links[rank] = Some(connection.stream);
                 }
                 Heard::Nothing if connection.since.elapsed() < HELLO_LIMIT => waiting.push(connection),

@@ -7,20 +7,40 @@ use std::time::Instant;
 
 /// First word of every line; the number is that of this protocol.
 const MAGIC: &str = "plica-1";
-/// Longest line: room for the addresses of many ranks.
-const LONGEST_BYTES: usize = 1 << 18;
+/// Longest line: room for the addresses of tens of thousands of ranks.
+const LONGEST_BYTES: usize = 1 << 21;
 
 /// What can be said.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Line {
     /// To rank 0: who comes, what it was told, where it listens.
     Join { rank: usize, world: usize, port: u16, version: String },
-    /// From rank 0: all are there. Host and port of each rank; no host for one on rank 0's machine.
+    /// From rank 0: all are there, and this is where the rank listens that tells the roster.
+    Ask { token: u64, place: (Option<std::net::IpAddr>, u16) },
+    /// All are there. Host and port of each rank; no host for one on rank 0's machine.
     Roster { token: u64, places: Vec<(Option<std::net::IpAddr>, u16)> },
     /// From rank 0: the meeting has failed.
     Refused { text: String },
     /// Between two ranks that know the roster.
     Link { rank: usize, token: u64 },
+}
+
+/// Where a rank listens, as a word with a space before it.
+fn place_text((host, port): &(Option<std::net::IpAddr>, u16)) -> String {
+    match host {
+        Some(host) => format!(" {}", SocketAddr::new(*host, *port)),
+        None => format!(" @{port}"),
+    }
+}
+
+fn place_of(word: &str) -> Option<(Option<std::net::IpAddr>, u16)> {
+    match word.strip_prefix('@') {
+        Some(port) => Some((None, port.parse().ok()?)),
+        None => {
+            let address: SocketAddr = word.parse().ok()?;
+            Some((Some(address.ip()), address.port()))
+        }
+    }
 }
 
 impl Line {
@@ -30,12 +50,9 @@ impl Line {
             Line::Join { rank, world, port, version } => {
                 format!("{MAGIC} join {rank} {world} {port} {version}\n")
             }
+            Line::Ask { token, place } => format!("{MAGIC} ask {token}{}\n", place_text(place)),
             Line::Roster { token, places } => {
-                let place = |(host, port): &(Option<std::net::IpAddr>, u16)| match host {
-                    Some(host) => format!(" {}", SocketAddr::new(*host, *port)),
-                    None => format!(" @{port}"),
-                };
-                format!("{MAGIC} roster {token}{}\n", places.iter().map(place).collect::<String>())
+                format!("{MAGIC} roster {token}{}\n", places.iter().map(place_text).collect::<String>())
             }
             Line::Refused { text } => format!("{MAGIC} refused {}\n", text.replace('\n', " ")),
             Line::Link { rank, token } => format!("{MAGIC} link {rank} {token}\n"),
@@ -57,15 +74,9 @@ impl Line {
             },
             "roster" => {
                 let token = next()?.parse().ok()?;
-                let place = |word: &str| match word.strip_prefix('@') {
-                    Some(port) => Some((None, port.parse().ok()?)),
-                    None => {
-                        let address: SocketAddr = word.parse().ok()?;
-                        Some((Some(address.ip()), address.port()))
-                    }
-                };
-                Line::Roster { token, places: words.map(place).collect::<Option<_>>()? }
+                Line::Roster { token, places: words.map(place_of).collect::<Option<_>>()? }
             }
+            "ask" => Line::Ask { token: next()?.parse().ok()?, place: place_of(next()?)? },
             "refused" => Line::Refused { text: rest.to_string() },
             "link" => Line::Link { rank: next()?.parse().ok()?, token: next()?.parse().ok()? },
             _ => return None,

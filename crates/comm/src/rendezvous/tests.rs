@@ -59,6 +59,8 @@ fn lines_are_read_back() {
                 (Some("::1".parse().expect("v6")), 6),
             ],
         },
+        Line::Ask { token: 5, place: (None, 77) },
+        Line::Ask { token: 5, place: (Some("10.0.0.2".parse().expect("v4")), 5) },
         Line::Refused { text: "rank 3 is there twice: change it".into() },
         Line::Link { rank: 1, token: 7 },
     ];
@@ -236,4 +238,20 @@ fn a_rank_that_comes_and_goes_ends_the_meeting() {
     let text = first.join().expect("no panic").expect_err("rank 2 is gone").to_string();
     contains(&text, &["rank 2 went away before all ranks had come"]);
     assert_eq!(answer(waiting), Some(Line::Refused { text }));
+}
+
+#[test]
+fn the_addresses_reach_every_rank_in_logarithmic_steps() {
+    for rank in 1..20_000usize {
+        let (mut at, mut steps) = (rank, 0);
+        while at > 0 {
+            let above = teller(at);
+            assert!(above < at, "a rank hears from one that connects to nobody above it");
+            at = above;
+            steps += 1;
+        }
+        assert!(steps <= rank.ilog2() + 1);
+    }
+    let told = |by: usize| (1..20_000).filter(|&rank| teller(rank) == by).count();
+    assert!((0..100).all(|rank| told(rank) <= 15));
 }
