@@ -49,7 +49,9 @@ fn a_cut_of_the_model_and_more_ranks_do_what_they_should() {
     let cluster = cluster();
     let one = case(64, 2, 1, 8).costs(&cluster).expect("a layout");
     let four = case(64, 2, 4, 8).costs(&cluster).expect("a layout");
-    assert!(four.state_bytes < one.state_bytes / 3.0);
+    // A quarter of the layers, but the optimizer over a quarter of the replicas: 6 + 12/2 bytes for 6 + 12/8.
+    let ratio = one.state_bytes / four.state_bytes;
+    assert!((2.0..4.0).contains(&ratio), "{ratio}");
     assert_eq!(four.bubble, 3.0 / 13.0);
     // An all-to-all over more nodes sends more through the network.
     let wide = |ep| case(64, 1, 1, ep).costs(&cluster).expect("a layout");
