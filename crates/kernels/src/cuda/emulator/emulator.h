@@ -194,6 +194,10 @@ struct Register {
     T(&name)[n] = *reinterpret_cast<T(*)[n]>(emulator::fresh(&name##_memory[0], sizeof(name##_memory), name##_seen))
 #define DYNAMIC_SHARED(T, name) T* name = static_cast<T*>(emulator::dynamic_shared())
 
+// Compilers for the CPU may split an access of 16 bytes, so that a wrong address would pass here and fault on a GPU.
+#define CHECK_ALIGNED_16(pointer) \
+    if (reinterpret_cast<uintptr_t>(pointer) & 15) emulator::fail("an access of 16 bytes is not aligned to 16 bytes")
+
 #define threadIdx (emulator::this_block().current->index)
 #define blockIdx (emulator::this_block().index)
 #define blockDim (emulator::this_block().size)

@@ -28,3 +28,9 @@ KERNEL void probe_dead_end(int* out) {
     out[threadIdx.x] = 1;
 }
 EXPORT(probe_dead_end)
+
+// Sixteen bytes from an address that is no multiple of 16.
+KERNEL void probe_misaligned(int* out) {
+    if (threadIdx.x == 0) store_pack(out + 1, load_pack(out));
+}
+EXPORT(probe_misaligned)

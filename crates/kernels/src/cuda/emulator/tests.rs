@@ -63,6 +63,14 @@ fn dead_ends_are_told() {
 }
 
 #[test]
+fn an_access_that_a_gpu_would_fault_on_is_told() {
+    let device = gpu(Order::Forward, Timing::Immediate);
+    let mut out = Tensor::<i32>::zeros(&device, [64], Category::Activation);
+    let error = launch(&device, "probe_misaligned", 1, &mut out).expect_err("misaligned").to_string();
+    assert!(error.contains("not aligned to 16 bytes"), "{error}");
+}
+
+#[test]
 fn a_write_beside_a_tensor_is_told() {
     let device = gpu(Order::Forward, Timing::Immediate);
     let memory = Memory::new(1 << 20);
