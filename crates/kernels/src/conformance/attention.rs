@@ -217,7 +217,7 @@ fn sinks<T: Float>(twin: &Twin) -> Result<(), String> {
 
 /// Twice the same bits.
 fn repeats<T: Float>(twin: &Twin) -> Result<(), String> {
-    let sizes = whole(4, 2, 16, 16, &[0, 70, 133]);
+    let sizes = whole(2, 1, 8, 8, &[0, 40, 133]);
     let (x, spec) = (sizes.inputs::<T>(twin), sizes.spec());
     let run = || {
         let kept = x.gpu().forward(&spec);

@@ -17,6 +17,7 @@ mod permute;
 mod reduce;
 mod rope;
 mod router;
+mod tensor_attention;
 mod topk;
 mod twin;
 
@@ -63,6 +64,7 @@ pub fn cases() -> Vec<Case> {
     reduce::cases(&mut all);
     rope::cases(&mut all);
     router::cases(&mut all);
+    tensor_attention::cases(&mut all);
     topk::cases(&mut all);
     all
 }

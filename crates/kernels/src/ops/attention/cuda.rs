@@ -1,12 +1,13 @@
-//! Launches of `attention.cu`: the visible run of every query is made on the host, as on the CPU, and goes to the
+//! Launches of `attention.cu`, and of `attention_tc.cu` where its tensor-core kernels fit: the visible run of every query is made on the host, as on the CPU, and goes to the
 //! device as pairs of i32; for every tile of keys so does the run of queries that see some of it.
 
 use super::Sizes;
 use super::backward::AttentionGrads;
 use super::visible::{AttentionSpec, Visibility};
 use crate::arguments;
-use crate::cuda::{Gpu, source::ATTENTION};
-use crate::dtype::{Element, Float, Real};
+use crate::cuda::Gpu;
+use crate::cuda::source::{ATTENTION, ATTENTION_TC};
+use crate::dtype::{DType, Element, Float, Real};
 use crate::ledger::Category;
 use crate::tensor::Tensor;
 
@@ -15,6 +16,9 @@ const THREADS: u32 = 128;
 const OWN: usize = 32;
 const OTHER: usize = 64;
 const CHUNK: usize = 32;
+/// Rows that a block owns on tensor cores: queries in the forward; queries or keys in the backward.
+const TC_FORWARD: usize = 128;
+const TC_BACKWARD: usize = 64;
 /// Threads of a block where each warp has a row.
 const ROW_THREADS: u32 = 256;
 
@@ -36,6 +40,26 @@ fn tile_bytes<A>(gpu: &Gpu, widths: usize) -> usize {
         "heads of {widths} columns need {bytes} bytes of shared memory, the GPU has {limit}"
     );
     bytes
+}
+
+/// Dynamic shared memory of tensor-core kernels: `rows` rows of `d` elements of bf16, and 16 bytes between them.
+fn tc_bytes(rows: usize, d: usize) -> usize {
+    rows * (d + 8) * 2
+}
+
+/// Rows in shared memory in the forward (queries, keys, values) and in the backward (two tiles of 64, two pairs).
+const TC_FORWARD_ROWS: usize = TC_FORWARD + 64 + 64;
+const TC_BACKWARD_ROWS: usize = 6 * 64;
+
+/// Whether tensor-core kernels can do it: bf16 heads of a usual size at 16-byte addresses, and a GPU with the shared
+/// memory for `rows`.
+fn on_tensor_cores<T: Float>(gpu: &Gpu, sizes: Sizes, rows: usize, tensors: &[&Tensor<T>]) -> bool {
+    let Sizes { d, dv, .. } = sizes;
+    T::DTYPE == DType::Bf16
+        && d == dv
+        && [64, 96, 128].contains(&d)
+        && tensors.iter().all(|x| x.address().is_multiple_of(16))
+        && tc_bytes(rows, d) + 4096 <= gpu.description().shared_bytes_max
 }
 
 /// Pairs of i32 on the device: the keys that each query sees.
@@ -75,6 +99,15 @@ pub(super) fn forward<T: Float, O: Element>(
     let mut out = Tensor::<O>::empty(q.device(), [queries, heads, dv], Category::Activation);
     let mut lse = Tensor::empty(q.device(), [queries, heads], Category::Activation);
     let scale = T::Acc::from_f64(spec.scale);
+    if on_tensor_cores(gpu, sizes, TC_FORWARD_ROWS, &[q, k, v]) {
+        let kernel = format!("attention_tc_forward_{d}_{}", O::DTYPE);
+        let grid = Gpu::blocks(queries.div_ceil(TC_FORWARD) * heads, 1);
+        let bytes = tc_bytes(TC_FORWARD_ROWS, d);
+        let arguments =
+            arguments![q, k, v, sinks, &runs, &mut out, &mut lse, queries, keys, heads, group, scale];
+        gpu.launch_shared(&ATTENTION_TC, &kernel, grid, THREADS, bytes, &arguments);
+        return (out, lse);
+    }
     let kernel = format!("attention_forward_{}_{}", T::DTYPE, O::DTYPE);
     let bytes = tile_bytes::<T::Acc>(gpu, dv);
     let grid = Gpu::blocks(queries.div_ceil(OWN) * heads, 1);
@@ -146,8 +179,14 @@ pub(super) fn backward<T: Float, O: Float<Acc = T::Acc>>(
     let inputs = Inputs { dout, q, k, v, totals: &totals, d_rows: &d_rows, runs: &runs, scale };
     let empty = |like: &Tensor<T>| Tensor::<O>::empty(q.device(), like.shape(), Category::Activation);
     let (mut dq, mut dk, mut dv) = (empty(q), empty(k), empty(v));
-    let spans = upload_spans(&visibility, q, sizes, OWN);
-    general_backward(gpu, sizes, &inputs, &spans, (&mut dq, &mut dk, &mut dv));
+    let grads = (&mut dq, &mut dk, &mut dv);
+    if on_tensor_cores(gpu, sizes, TC_BACKWARD_ROWS, &[dout, q, k, v]) {
+        let spans = upload_spans(&visibility, q, sizes, TC_BACKWARD);
+        tc_backward(gpu, sizes, &inputs, &spans, grads);
+    } else {
+        let spans = upload_spans(&visibility, q, sizes, OWN);
+        general_backward(gpu, sizes, &inputs, &spans, grads);
+    }
     AttentionGrads { dq, dk, dv, dsinks }
 }
 
@@ -185,6 +224,29 @@ fn general_backward<T: Float, O: Element>(
         launch(d, Some(dk), None);
         launch(dv, None, Some(dvalues));
     }
+}
+
+/// Both kernels of `attention_tc.cu`.
+fn tc_backward<T: Float, O: Element>(
+    gpu: &Gpu,
+    sizes: Sizes,
+    inputs: &Inputs<'_, T>,
+    spans: &Tensor<i32>,
+    (dq, dk, dvalues): (&mut Tensor<O>, &mut Tensor<O>, &mut Tensor<O>),
+) {
+    let Inputs { dout, q, k, v, totals, d_rows, runs, scale } = *inputs;
+    let Sizes { queries, keys, heads, kv_heads, group, d, .. } = sizes;
+    let bytes = tc_bytes(TC_BACKWARD_ROWS, d);
+    let kernel = format!("attention_tc_backward_queries_{d}_{}", O::DTYPE);
+    let grid = Gpu::blocks(queries.div_ceil(TC_BACKWARD) * heads, 1);
+    let arguments = arguments![dout, q, k, v, totals, d_rows, runs, dq, queries, keys, heads, group, scale];
+    gpu.launch_shared(&ATTENTION_TC, &kernel, grid, THREADS, bytes, &arguments);
+    let kernel = format!("attention_tc_backward_keys_{d}_{}", O::DTYPE);
+    let grid = Gpu::blocks(keys.div_ceil(TC_BACKWARD) * kv_heads, 1);
+    let arguments = arguments![
+        dout, q, k, v, totals, d_rows, runs, spans, dk, dvalues, queries, keys, heads, group, scale
+    ];
+    gpu.launch_shared(&ATTENTION_TC, &kernel, grid, THREADS, bytes, &arguments);
 }
 
 /// [`super::merge`].
