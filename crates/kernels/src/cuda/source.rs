@@ -35,6 +35,8 @@ sources! {
     ADAMW = "adamw", "../ops/adamw.cu";
     /// Attention for every type and head size.
     ATTENTION = "attention", "../ops/attention.cu";
+    /// Attention of bf16 heads of usual sizes on tensor cores.
+    ATTENTION_TC = "attention_tc", "../ops/attention/attention_tc.cu";
     /// Exact copies.
     COPY = "copy", "../ops/elementwise/copy.cu";
     /// Cross-entropy.
