@@ -43,8 +43,6 @@ sources! {
     CROSS_ENTROPY = "cross_entropy", "../ops/cross_entropy.cu";
     /// Masks from the counter-based generator.
     DROPOUT = "dropout", "../ops/dropout.cu";
-    /// Attention of bf16 heads of usual sizes on tensor cores.
-    ATTENTION_TC = "attention_tc", "../ops/attention/attention_tc.cu";
     /// Arithmetic element by element.
     ELEMENTWISE = "elementwise", "../ops/elementwise.cu";
     /// Rows of a table by id.
