@@ -281,6 +281,11 @@ pub trait Communicator: Send + Sync {
     /// Whether members can read each other's tensors in place.
     fn shares_memory(&self) -> bool;
 
+    /// Whether sums run in rank order in the accumulator, rounded once: the bits are the same over every such backend.
+    fn sums_in_rank_order(&self) -> bool {
+        true
+    }
+
     /// Starts an operation; every member has to start the same one.
     ///
     /// # Errors

@@ -27,6 +27,8 @@ type Make = dyn Fn(&DeviceRequest) -> Result<Device, BoxError> + Send + Sync;
 pub struct DeviceMaker {
     name: Arc<str>,
     make: Arc<Make>,
+    #[cfg(feature = "nccl")]
+    nccl: Option<crate::nccl::Offer>,
 }
 
 impl DeviceMaker {
@@ -35,7 +37,24 @@ impl DeviceMaker {
         name: &str,
         make: impl Fn(&DeviceRequest) -> Result<Device, BoxError> + Send + Sync + 'static,
     ) -> DeviceMaker {
-        DeviceMaker { name: name.into(), make: Arc::new(make) }
+        DeviceMaker {
+            name: name.into(),
+            make: Arc::new(make),
+            #[cfg(feature = "nccl")]
+            nccl: None,
+        }
+    }
+
+    /// The same devices, between which tensors travel over NCCL where all ranks of a run can use it.
+    #[cfg(feature = "nccl")]
+    pub fn over_nccl(self, offer: crate::nccl::Offer) -> DeviceMaker {
+        DeviceMaker { nccl: Some(offer), ..self }
+    }
+
+    /// What ranks on these devices can use between them.
+    #[cfg(feature = "nccl")]
+    pub fn nccl(&self) -> Option<&crate::nccl::Offer> {
+        self.nccl.as_ref()
     }
 
     /// CPU threads.

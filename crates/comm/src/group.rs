@@ -60,6 +60,11 @@ impl Group {
         self.communicator.shares_memory()
     }
 
+    /// Whether sums have the same bits over every backend of which this is true.
+    pub fn sums_in_rank_order(&self) -> bool {
+        self.communicator.sums_in_rank_order()
+    }
+
     /// Where the rank's tensors live.
     pub fn device(&self) -> &Device {
         &self.device

@@ -36,9 +36,6 @@ pub struct LaunchOptions {
     pub budget_bytes: Option<u64>,
     /// What every rank's tensors are on.
     pub device: DeviceMaker,
-    /// What moves the tensors of ranks that are on GPUs; none: the backend that the ranks are started by.
-    #[cfg(feature = "nccl")]
-    pub nccl: Option<crate::nccl::Nccl>,
     /// How long a rank waits for another before it gives up.
     pub deadline: Duration,
     /// Delays, links, failures.
@@ -51,8 +48,6 @@ impl Default for LaunchOptions {
             threads_per_rank: 1,
             budget_bytes: None,
             device: DeviceMaker::cpu(),
-            #[cfg(feature = "nccl")]
-            nccl: None,
             deadline: Duration::from_secs(120),
             record: RecordOptions::default(),
         }
@@ -217,7 +212,7 @@ fn run_rank<R: Send, E: Into<BoxError>>(
     options: &LaunchOptions,
     f: &(impl Fn(RankContext) -> Result<R, E> + Sync),
 ) -> Result<R, Cause> {
-    let result = run_program(shared.communicator(rank), (rank, rank), recorder, options, f);
+    let result = run_program(shared.communicator(rank), (rank, rank, shared.size()), recorder, options, f);
     if let Err(cause) = &result {
         shared.abort(rank, &cause.to_string());
     }
@@ -225,10 +220,10 @@ fn run_rank<R: Send, E: Into<BoxError>>(
     result
 }
 
-/// Runs the program of a rank (world rank, rank on this machine) on a device of its own; a panic becomes a cause.
+/// Runs the program of a rank (world rank, rank and ranks on this machine) on a device of its own; a panic becomes a cause.
 pub(crate) fn run_program<R: Send, E: Into<BoxError>>(
     world: Arc<dyn Communicator>,
-    (rank, local_rank): (usize, usize),
+    (rank, local_rank, local_ranks): (usize, usize, usize),
     recorder: Arc<Recorder>,
     options: &LaunchOptions,
     f: &(impl Fn(RankContext) -> Result<R, E> + Sync),
@@ -241,19 +236,47 @@ pub(crate) fn run_program<R: Send, E: Into<BoxError>>(
     };
     let made = catch_unwind(AssertUnwindSafe(|| options.device.make(&request)));
     let device = made.map_err(cause_of)?.map_err(Cause::Error)?;
-    #[cfg(feature = "nccl")]
-    if let (Some(nccl), Some(_)) = (&options.nccl, device.gpu()) {
-        let under = crate::nccl::World::new(nccl.clone(), world, device.clone(), options.deadline);
-        let result = run_on_device(crate::nccl::communicator(&under), rank, recorder, device, f);
-        return match result {
-            Ok(value) => under.close().map(|()| value).map_err(|error| Cause::Error(error.into())),
-            Err(cause) => {
-                under.close_after(&cause.to_string());
-                Err(cause)
+    match over_nccl(&world, &device, local_ranks, options)? {
+        None => run_on_device(world, rank, recorder, device, f),
+        #[cfg(not(feature = "nccl"))]
+        Some(never) => match never {},
+        #[cfg(feature = "nccl")]
+        Some(under) => {
+            let result = run_on_device(crate::nccl::communicator(&under), rank, recorder, device, f);
+            match result {
+                Ok(value) => under.close().map(|()| value).map_err(|error| Cause::Error(error.into())),
+                Err(cause) => {
+                    under.close_after(&cause.to_string());
+                    Err(cause)
+                }
             }
-        };
+        }
     }
-    run_on_device(world, rank, recorder, device, f)
+}
+
+/// What moves the tensors between the GPUs of a run, where it is NCCL.
+#[cfg(feature = "nccl")]
+fn over_nccl(
+    world: &Arc<dyn Communicator>,
+    device: &Device,
+    local_ranks: usize,
+    options: &LaunchOptions,
+) -> Result<Option<Arc<crate::nccl::World>>, Cause> {
+    let (Some(offer), Some(_)) = (options.device.nccl(), device.gpu()) else { return Ok(None) };
+    let agreed = offer.agreed(world, device, local_ranks).map_err(Cause::Error)?;
+    let open = |nccl| crate::nccl::World::new(nccl, world.clone(), device.clone(), options.deadline);
+    Ok(agreed.map(open))
+}
+
+/// Without NCCL it never is.
+#[cfg(not(feature = "nccl"))]
+fn over_nccl(
+    _: &Arc<dyn Communicator>,
+    _: &Device,
+    _: usize,
+    _: &LaunchOptions,
+) -> Result<Option<std::convert::Infallible>, Cause> {
+    Ok(None)
 }
 
 fn run_on_device<R: Send, E: Into<BoxError>>(

@@ -112,6 +112,11 @@ impl World {
         })
     }
 
+    /// Ranks in all.
+    pub(crate) fn size(&self) -> usize {
+        self.ranks.len()
+    }
+
     /// The communicator of all ranks, as `rank` sees it.
     pub(crate) fn communicator(self: &Arc<World>, rank: usize) -> Arc<dyn Communicator> {
         let members: Vec<usize> = (0..self.ranks.len()).collect();

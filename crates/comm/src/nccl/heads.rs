@@ -42,7 +42,11 @@ pub(super) fn output_bytes(payloads: Vec<Payload>) -> Vec<u8> {
 }
 
 /// Every member's bytes (all have as many), one after another.
-fn gather(control: &Arc<dyn Communicator>, host: &Device, own: &[u8]) -> Result<Vec<u8>, CommError> {
+pub(super) fn gather(
+    control: &Arc<dyn Communicator>,
+    host: &Device,
+    own: &[u8],
+) -> Result<Vec<u8>, CommError> {
     let operation = Operation::AllGather { rows: vec![1; control.size()] };
     Ok(output_bytes(control.start(bytes_request(host, operation, Some(own)))?.finish()?.payloads))
 }

@@ -182,7 +182,7 @@ impl std::fmt::Debug for Library {
 }
 
 /// `2.30.7` of 23007.
-fn version_text(version: i32) -> String {
+pub(super) fn version_text(version: i32) -> String {
     format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }
 

@@ -141,6 +141,10 @@ impl Communicator for NcclCommunicator {
         false
     }
 
+    fn sums_in_rank_order(&self) -> bool {
+        false
+    }
+
     fn start(&self, request: Request) -> Result<Box<dyn Started>, CommError> {
         self.world.check()?;
         match &request.operation {

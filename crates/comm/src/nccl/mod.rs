@@ -11,6 +11,7 @@ mod handle;
 mod heads;
 mod library;
 mod member;
+mod offer;
 mod watch;
 mod world;
 
@@ -23,6 +24,7 @@ use crate::communicator::Communicator;
 use member::NcclCommunicator;
 
 pub use library::{Library, NcclError, VERSION_MIN, VERSION_SHARED_GPU, probe};
+pub use offer::{Offer, check_alone};
 pub use world::Nccl;
 pub(crate) use world::World;
 

@@ -78,7 +78,8 @@ fn run_rank<R: Send, E: Into<BoxError>>(
     let communicator = Arc::new(ProcessCommunicator::world(engine, world, patience));
     let recorder = Recorder::new(engine.rank, options.record.clone());
     let local_rank = engine.options.local_rank.unwrap_or(engine.rank % engine.options.local_ranks);
-    run_program(communicator, (engine.rank, local_rank), recorder, options, f)
+    let place = (engine.rank, local_rank, engine.options.local_ranks.min(world));
+    run_program(communicator, place, recorder, options, f)
 }
 
 /// What a process keeps of its own end.

@@ -63,6 +63,10 @@ impl Communicator for Recorded {
         self.inner.shares_memory()
     }
 
+    fn sums_in_rank_order(&self) -> bool {
+        self.inner.sums_in_rank_order()
+    }
+
     fn start(&self, request: Request) -> Result<Box<dyn Started>, CommError> {
         let entered = Instant::now();
         let (rank, size) = (self.rank(), self.size());

@@ -122,7 +122,9 @@ fn sum_in_two_steps(launcher: &dyn Launcher) -> Result<(), BoxError> {
             let sum = ctx.world.all_reduce(Purpose::Metrics, &x, Reduce::Sum)?;
             let part = ctx.world.reduce_scatter(Purpose::Dispatch, &x)?;
             let joined = ctx.world.all_gather(Purpose::Dispatch, &part)?;
-            same_bits("joined", &joined, &sum.to_vec())?;
+            if ctx.world.sums_in_rank_order() {
+                same_bits("joined", &joined, &sum.to_vec())?;
+            }
             let (once, twice) = (sent(ctx, Purpose::Metrics), sent(ctx, Purpose::Dispatch));
             ensure(once == twice, || format!("{once} bytes at once, {twice} in two steps"))
         })?;

@@ -3,7 +3,7 @@
 use plica_kernels::bf16;
 
 use super::plan::{Kind, Plan, Sample};
-use super::{Case, Launcher, MAX_WORLD, on_ranks, same_bits};
+use super::{Case, Launcher, MAX_WORLD, on_ranks};
 use crate::communicator::{Purpose, Reduce};
 use crate::group::Group;
 use crate::launch::{BoxError, LaunchOptions};
@@ -66,5 +66,5 @@ fn large(launcher: &dyn Launcher) -> Result<(), BoxError> {
 fn check<T: Sample>(group: &Group, plan: &Plan) -> Result<(), BoxError> {
     let got = plan.start::<T>(group, Purpose::Metrics)?.finish()?;
     let what = format!("{plan:?} of {} on rank {} of {}", T::DTYPE, group.rank(), group.size());
-    same_bits(&what, &got, &plan.expected::<T>(group.rank(), group.size()))
+    plan.check(&what, group, &got)
 }

@@ -39,7 +39,7 @@ fn out_of_order(launcher: &dyn Launcher) -> Result<(), BoxError> {
                 started.reverse();
             }
             for (plan, pending) in started {
-                same_bits(&format!("{plan:?}"), &pending.finish()?, &plan.expected(ctx.rank, size))?;
+                plan.check(&format!("{plan:?}"), &ctx.world, &pending.finish()?)?;
             }
             Ok(())
         })?;
@@ -56,7 +56,7 @@ fn dropped(launcher: &dyn Launcher) -> Result<(), BoxError> {
                     let pending = plan.start::<f32>(&ctx.world, Purpose::Metrics)?;
                     if ctx.rank != careless {
                         let what = format!("{plan:?}, rank {careless} drops");
-                        same_bits(&what, &pending.finish()?, &plan.expected(ctx.rank, 4))?;
+                        plan.check(&what, &ctx.world, &pending.finish()?)?;
                     }
                 }
             }

@@ -3,18 +3,26 @@
 
 use plica_kernels::ops::elementwise::Summable;
 use plica_kernels::rng::{Purpose as Draw, Stream};
-use plica_kernels::{Category, Float, Tensor, bf16};
+use plica_kernels::{Category, DType, Element, Float, Tensor, bf16};
 
+use super::{ensure, same_bits};
 use crate::communicator::{Purpose, Reduce};
 use crate::error::CommError;
 use crate::group::Group;
+use crate::launch::BoxError;
 use crate::payload::Message;
 use crate::pending::Pending;
 
 /// An element type with values drawn for tests: fractions for floats, so that the order of a sum shows.
 pub(super) trait Sample: Message {
     fn draw(stream: &Stream, index: u64) -> Self;
+
+    /// Whether two sums of `terms` drawn values are equal but for the order and the rounding of their additions.
+    fn is_near(self, other: Self, terms: usize) -> bool;
 }
+
+/// Largest absolute value that is drawn for floats.
+const LARGEST: f64 = 4.0;
 
 macro_rules! sample {
     (float $($t:ty),*) => {$(
@@ -22,12 +30,26 @@ macro_rules! sample {
             fn draw(stream: &Stream, index: u64) -> Self {
                 <$t as Float>::from_f64(8.0 * stream.uniform(index) - 4.0)
             }
+
+            fn is_near(self, other: Self, terms: usize) -> bool {
+                let rounding = match <$t as Element>::DTYPE {
+                    DType::F64 => f64::EPSILON,
+                    DType::F32 => f64::from(f32::EPSILON),
+                    _ => 1.0 / 128.0, // bf16
+                };
+                let far = (Float::to_f64(self) - Float::to_f64(other)).abs();
+                far <= rounding * LARGEST * (terms * terms) as f64
+            }
         }
     )*};
     (integer $($t:ty),*) => {$(
         impl Sample for $t {
             fn draw(stream: &Stream, index: u64) -> Self {
                 stream.below(index, 40) as $t
+            }
+
+            fn is_near(self, other: Self, _: usize) -> bool {
+                self == other
             }
         }
     )*};
@@ -102,6 +124,25 @@ impl Plan {
             }
             Kind::Broadcast(root) => group.broadcast_start(purpose, &x, root),
         }
+    }
+
+    /// Errors unless an output is what the own rank must get: to the bit, but for sums over a backend that adds in an
+    /// order of its own.
+    pub(super) fn check<T: Sample>(
+        &self,
+        what: &str,
+        group: &Group,
+        got: &Tensor<T>,
+    ) -> Result<(), BoxError> {
+        let expected = self.expected::<T>(group.rank(), group.size());
+        let is_sum = matches!(self.kind, Kind::AllReduce(Reduce::Sum) | Kind::ReduceScatter);
+        if !is_sum || group.sums_in_rank_order() {
+            return same_bits(what, got, &expected);
+        }
+        let got = got.to_vec();
+        let near = got.len() == expected.len()
+            && got.iter().zip(&expected).all(|(a, b)| a.is_near(*b, group.size()));
+        ensure(near, || format!("{what}: got {got:?}, expected about {expected:?}"))
     }
 
     /// What a member of a group of `size` must get.

@@ -7,7 +7,7 @@ use plica_kernels::rng::{Purpose as Draw, Stream};
 use plica_kernels::{Element, bf16};
 
 use super::plan::{Kind, Plan, Sample};
-use super::{Case, Launcher, MAX_WORLD, on_ranks, same_bits};
+use super::{Case, Launcher, MAX_WORLD, on_ranks};
 use crate::communicator::Purpose;
 use crate::group::Group;
 use crate::launch::{BoxError, LaunchOptions, RankContext};
@@ -87,7 +87,7 @@ fn draw_plan(shared: &Stream, step: u64, group: &Group) -> Plan {
 fn finish(waiting: Waiting) -> Result<(), BoxError> {
     fn check<T: Sample + Element>(plan: &Plan, group: &Group, pending: Pending<T>) -> Result<(), BoxError> {
         let what = format!("{plan:?} of {} on rank {} of {}", T::DTYPE, group.rank(), group.name());
-        same_bits(&what, &pending.finish()?, &plan.expected::<T>(group.rank(), group.size()))
+        plan.check(&what, group, &pending.finish()?)
     }
     match waiting {
         Waiting::F32(plan, group, pending) => check(&plan, &group, pending),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use plica_kernels::cuda::emulator::{EmulatorOptions, Order, Timing, device};
 
-use super::super::{Library, Nccl, NcclError};
+use super::super::{Library, Nccl, NcclError, Offer};
 use crate::device::DeviceMaker;
 use crate::launch::{LaunchError, LaunchOptions, run_ranks};
 use crate::suite::{Launcher, Program};
@@ -86,7 +86,7 @@ impl Fake {
 
     /// Ranks over the library.
     pub(super) fn ranks(&self, timing: Timing, check_order: bool) -> OverFake<'_> {
-        OverFake { fake: self, timing, check_order }
+        OverFake { fake: self, timing, check_order, gpus: 8 }
     }
 }
 
@@ -101,6 +101,8 @@ pub(super) struct OverFake<'a> {
     fake: &'a Fake,
     timing: Timing,
     check_order: bool,
+    /// GPUs of the machine.
+    pub(super) gpus: usize,
 }
 
 impl OverFake<'_> {
@@ -111,7 +113,8 @@ impl OverFake<'_> {
             Ok(device(emulator, request.threads, request.budget_bytes))
         });
         let nccl = Nccl { check_order: self.check_order, ..Nccl::new(self.fake.library.clone()) };
-        LaunchOptions { device: make, nccl: Some(nccl), ..options }
+        let offer = Offer { nccl: Ok(nccl), gpus: self.gpus, shares_gpus: false, is_required: true };
+        LaunchOptions { device: make.over_nccl(offer), ..options }
     }
 }
 

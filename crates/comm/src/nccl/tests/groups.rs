@@ -2,9 +2,10 @@
 //! block each other on one stream.
 
 use plica_folding::{Family, Layout, LayoutSpec};
-use plica_kernels::cuda::emulator::Timing;
+use plica_kernels::cuda::emulator::{EmulatorOptions, Timing, device};
 use plica_kernels::{Category, Tensor};
 
+use super::super::{Nccl, Offer, check_alone};
 use super::fake::Fake;
 use crate::launch::{BoxError, LaunchOptions, RankContext};
 use crate::suite::Launcher;
@@ -115,4 +116,46 @@ fn messages_wait_for_nothing_but_their_receiver() {
         let result = launcher.run(2, LaunchOptions::default(), &program);
         result.unwrap_or_else(|error| panic!("{timing:?}: {error}"));
     }
+}
+
+/// Every rank says what it could; all do the same.
+#[test]
+fn what_not_every_rank_can_is_not_used() {
+    let Some(fake) = Fake::new("offer") else { return };
+    let sum = |ctx: RankContext| -> Result<(), BoxError> {
+        let x = Tensor::full(&ctx.device, [3], 1.0f32, Category::Activation);
+        assert_eq!(ctx.world.all_reduce(Purpose::Metrics, &x, Reduce::Sum)?.to_vec(), vec![3.0; 3]);
+        Ok(())
+    };
+    let mut launcher = fake.ranks(Timing::Immediate, false);
+    launcher.gpus = 2;
+    let text = launcher.run(3, LaunchOptions::default(), &sum).expect_err("refused").to_string();
+    assert!(text.contains("NCCL is not used: rank 0: 3 ranks of this machine share 2 GPUs"), "{text}");
+    let mut options = launcher.options(LaunchOptions::default());
+    let offer = options.device.nccl().expect("offered").clone();
+    let run = |options| crate::run_ranks(3, options, sum).map(drop);
+    // Not required: over the threads.
+    options.device = options.device.over_nccl(Offer { is_required: false, ..offer.clone() });
+    run(options.clone()).expect("no rank fails");
+    assert_eq!(fake.calls("ncclAllReduce"), 0);
+    options.device = options.device.over_nccl(Offer { shares_gpus: true, ..offer.clone() });
+    run(options.clone()).expect("no rank fails");
+    assert_eq!(fake.calls("ncclAllReduce"), 3);
+    options.device = options.device.over_nccl(Offer { nccl: Err("no library found".into()), ..offer });
+    let text = run(options).expect_err("refused").to_string();
+    assert!(text.contains("rank 0: no library found"), "{text}");
+}
+
+#[test]
+fn one_rank_gets_back_what_it_gave() {
+    let Some(fake) = Fake::new("alone") else { return };
+    for timing in [Timing::Immediate, Timing::Late] {
+        let options = EmulatorOptions { timing, ..EmulatorOptions::default() };
+        check_alone(Nccl::new(fake.library.clone()), &device(options, 1, None)).expect("gives back");
+    }
+    assert_eq!(fake.calls("ncclReduceScatter"), 2 * 3);
+    fake.fail_call("ncclBroadcast", 0, 0, 5);
+    let device = device(EmulatorOptions::default(), 1, None);
+    let text = check_alone(Nccl::new(fake.library.clone()), &device).expect_err("refused").to_string();
+    assert!(text.contains("ncclBroadcast failed with code 5: invalid usage"), "{text}");
 }
