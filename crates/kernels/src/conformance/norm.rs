@@ -11,9 +11,9 @@ use crate::ops::norm::{
 };
 
 /// Rows and width: no rows; odd widths; whole packs; many narrow rows (several blocks, several partial
-/// sums of the weights' gradient); wide ones, to which a block gives itself.
-const SIZES: [(usize, usize); 8] =
-    [(0, 8), (1, 3), (3, 7), (37, 33), (50, 64), (600, 16), (2100, 5), (35, 1000)];
+/// sums of the weights' gradient); wide ones, to which a block gives itself; one whose sums fill much shared memory.
+const SIZES: [(usize, usize); 9] =
+    [(0, 8), (1, 3), (3, 7), (37, 33), (50, 64), (600, 16), (2100, 5), (35, 1000), (3, 9000)];
 const EPS: f64 = 1e-5;
 
 /// What every backward pass is given.

@@ -120,6 +120,7 @@ DEVICE void backward_row(const Backward<T>& b, i64 row, acc_t<T> dot, acc_t<T>* 
     }
 }
 
+// `scratch`: 32 elements of shared memory; the sums of the groups stand behind it.
 template <class T, bool PACKED> DEVICE void backward(const Backward<T>& b, int lanes, acc_t<T>* sums, acc_t<T>* scratch) {
     typedef acc_t<T> A;
     Group group = own_group(lanes);
@@ -167,14 +168,13 @@ template <class T, bool PACKED> DEVICE void backward(const Backward<T>& b, int l
     KERNEL __launch_bounds__(512, 1) void rms_backward_##TYPE(                                                           \
         const T* dy, const T* x, const T* w, const T* dsum, const acc_t<T>* inverses, const acc_t<T>* dots, T* dx,    \
         acc_t<T>* partials, i64 rows, i64 d, i64 width, i64 partial_rows, int lanes) {                                \
-        SHARED(acc_t<T>, scratch, 32);                                                                                \
         DYNAMIC_SHARED(acc_t<T>, sums);                                                                               \
         Backward<T> b = {dy, x, w, dsum, inverses, dots, dx, partials, rows, partial_rows, width, int(d)};                 \
         if (d % Pack<T>::COUNT == 0 && is_aligned_16(dy) && is_aligned_16(x) && is_aligned_16(w) &&                   \
             is_aligned_16(dsum) && is_aligned_16(dx))                                                                 \
-            backward<T, true>(b, lanes, sums, scratch);                                                               \
+            backward<T, true>(b, lanes, sums + 32, sums);                                                             \
         else                                                                                                          \
-            backward<T, false>(b, lanes, sums, scratch);                                                              \
+            backward<T, false>(b, lanes, sums + 32, sums);                                                            \
     }                                                                                                                 \
     EXPORT(rms_backward_##TYPE)
 RMS(float, f32)

@@ -14,6 +14,9 @@ use crate::tensor::Tensor;
 /// Columns of a block that adds partial sums.
 const COLUMNS: usize = 32;
 
+/// Elements that the sum over a block keeps in shared memory: one a warp.
+const SCRATCH: usize = 32;
+
 /// Threads of a block where no row has a group.
 const THREADS: u32 = 256;
 
@@ -51,12 +54,13 @@ pub(super) struct RmsBackward<'a, T: Float> {
     pub width: usize,
 }
 
-/// Shared memory for `sums` column sums of every group of a block, in bytes.
+/// Shared memory for `sums` column sums of every group of a block, behind what a block's sum needs, in bytes.
 ///
 /// # Panics
 /// When the device has not as much.
 fn sums_bytes<T: Float>(gpu: &Gpu, groups: RowGroups, d: usize, sums: usize) -> usize {
-    let bytes = sums * groups.count * d.next_multiple_of(16 / size_of::<T>()) * size_of::<T::Acc>();
+    let elements = SCRATCH + sums * groups.count * d.next_multiple_of(16 / size_of::<T>());
+    let bytes = elements * size_of::<T::Acc>();
     let most = gpu.description().shared_bytes_max;
     assert!(
         bytes <= most,
