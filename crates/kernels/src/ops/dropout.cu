@@ -53,7 +53,9 @@ KERNEL __launch_bounds__(256) void dropout_mask(u8* mask, i64 n, u64 first, u64 
 }
 EXPORT(dropout_mask)
 
-template <class T> DEVICE T dropped(T x, u8 mark, acc_t<T> scale) { return from_acc<T>(mark ? to_acc(x) * scale : acc_t<T>(0)); }
+template <class T> DEVICE T dropped(T x, u8 mark, acc_t<T> scale) {
+    return from_acc<T>(mark ? to_acc(x) * scale : acc_t<T>(0));
+}
 
 template <class T>
 DEVICE void forward(const T* x, T* y, u8* mask, i64 n, u64 first, u64 purpose, u64 seed, u32 threshold, acc_t<T> scale) {

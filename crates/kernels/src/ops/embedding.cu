@@ -32,7 +32,8 @@ DEVICE void forward(const T* table, const int* ids, T* x, i64 first_id, i64 rows
 }
 
 // counts [rows] start at zero; slots [tokens], -1 for an id that is no row of the table.
-KERNEL __launch_bounds__(256) void embedding_count(const int* ids, int* counts, int* slots, i64 first_id, i64 rows, i64 tokens) {
+KERNEL __launch_bounds__(256) void embedding_count(const int* ids, int* counts, int* slots, i64 first_id, i64 rows,
+                                                   i64 tokens) {
     i64 stride = i64(gridDim.x) * blockDim.x;
     for (i64 token = blockIdx.x * i64(blockDim.x) + threadIdx.x; token < tokens; token += stride) {
         i64 row = local_row(ids[token], first_id, rows);
@@ -42,8 +43,8 @@ KERNEL __launch_bounds__(256) void embedding_count(const int* ids, int* counts, 
 EXPORT(embedding_count)
 
 // starts [rows] of those that occur; counts[rows] is what is given away so far, zero at first.
-KERNEL __launch_bounds__(256) void embedding_place(const int* ids, int* counts, const int* slots, int* starts, i64 first_id,
-                                                   i64 rows, i64 tokens) {
+KERNEL __launch_bounds__(256) void embedding_place(const int* ids, int* counts, const int* slots, int* starts,
+                                                   i64 first_id, i64 rows, i64 tokens) {
     i64 stride = i64(gridDim.x) * blockDim.x;
     for (i64 token = blockIdx.x * i64(blockDim.x) + threadIdx.x; token < tokens; token += stride) {
         if (slots[token] != 0) continue;
@@ -53,8 +54,8 @@ KERNEL __launch_bounds__(256) void embedding_place(const int* ids, int* counts, 
 }
 EXPORT(embedding_place)
 
-KERNEL __launch_bounds__(256) void embedding_fill(const int* ids, const int* slots, const int* starts, int* list, i64 first_id,
-                                                  i64 rows, i64 tokens) {
+KERNEL __launch_bounds__(256) void embedding_fill(const int* ids, const int* slots, const int* starts, int* list,
+                                                  i64 first_id, i64 rows, i64 tokens) {
     i64 stride = i64(gridDim.x) * blockDim.x;
     for (i64 token = blockIdx.x * i64(blockDim.x) + threadIdx.x; token < tokens; token += stride) {
         if (slots[token] < 0) continue;
@@ -110,7 +111,8 @@ DEVICE void order_few(const int* list, int count, int* ordered) {
 
 // A long list, in order: marks its tokens in a bit set, window by window, and reads them off step by step.
 template <class T, bool PACKED>
-DEVICE void gather_many(const T* dx, acc_t<T>* row, const int* list, int count, i64 tokens, int d, u32* words, int* ordered) {
+DEVICE void gather_many(const T* dx, acc_t<T>* row, const int* list, int count, i64 tokens, int d, u32* words,
+                        int* ordered) {
     for (i64 window = 0; window < tokens; window += BITS) {
         for (int i = threadIdx.x; i < WORDS; i += STEP) words[i] = 0;
         __syncthreads();
@@ -175,7 +177,7 @@ DEVICE void gather(const T* dx, const int* ids, const int* counts, const int* sl
         acc_t<T>* dtable, i64 first_id, i64 rows, i64 tokens, i64 d) {                                                \
         SHARED(u32, words, WORDS);                                                                                    \
         SHARED(int, ordered, 2 * STEP);                                                                               \
-        if (d % Pack<T>::COUNT == 0 && is_aligned_16(dx) && is_aligned_16(dtable))                                                             \
+        if (d % Pack<T>::COUNT == 0 && is_aligned_16(dx) && is_aligned_16(dtable))                                    \
             gather<T, true>(dx, ids, counts, slots, starts, list, dtable, first_id, rows, tokens, int(d), words,      \
                             ordered);                                                                                 \
         else                                                                                                          \

@@ -32,7 +32,8 @@ template <class A, int N, bool WIDE> DEVICE void load_values(const A* table, int
 }
 
 // Pairs i and i + d/2: COUNT of them from `first` on.
-template <class T, bool PACKED> DEVICE void turn_half(const T* x, T* y, const acc_t<T>* cos_sin, int first, int d, acc_t<T> direction) {
+template <class T, bool PACKED>
+DEVICE void turn_half(const T* x, T* y, const acc_t<T>* cos_sin, int first, int d, acc_t<T> direction) {
     typedef acc_t<T> A;
     constexpr int COUNT = Pack<T>::COUNT;
     int pairs = d / 2;
@@ -50,7 +51,8 @@ template <class T, bool PACKED> DEVICE void turn_half(const T* x, T* y, const ac
 }
 
 // Pairs 2i and 2i + 1: the COUNT elements from `start` on.
-template <class T, bool PACKED> DEVICE void turn_interleaved(const T* x, T* y, const acc_t<T>* cos_sin, int start, int d, acc_t<T> direction) {
+template <class T, bool PACKED>
+DEVICE void turn_interleaved(const T* x, T* y, const acc_t<T>* cos_sin, int start, int d, acc_t<T> direction) {
     typedef acc_t<T> A;
     constexpr int COUNT = Pack<T>::COUNT / 2;
     int pairs = d / 2;
