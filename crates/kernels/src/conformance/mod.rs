@@ -12,6 +12,7 @@ mod elementwise;
 mod embedding;
 mod gemm;
 mod grouped_gemm;
+mod materialised;
 mod norm;
 mod permute;
 mod reduce;
@@ -59,6 +60,7 @@ pub fn cases() -> Vec<Case> {
     embedding::cases(&mut all);
     gemm::cases(&mut all);
     grouped_gemm::cases(&mut all);
+    materialised::cases(&mut all);
     norm::cases(&mut all);
     permute::cases(&mut all);
     reduce::cases(&mut all);

@@ -51,6 +51,8 @@ sources! {
     GEMM = "gemm", "../ops/gemm.cu";
     /// LayerNorm.
     LAYER = "layer", "../ops/norm/layer.cu";
+    /// Attention that keeps its probabilities.
+    MATERIALISED = "materialised", "../ops/attention/materialised.cu";
     /// RMSNorm, whole and in halves, and the second pass of weight gradients.
     NORM = "norm", "../ops/norm.cu";
     /// Rows and weights moved by index lists.

@@ -40,6 +40,12 @@ impl Dropout {
         1.0 / (1.0 - self.probability)
     }
 
+    /// Purpose and seed of the stream, and the draw below which an element is dropped: what kernels need.
+    pub(crate) fn draws(&self) -> (u64, u64, u32) {
+        let (purpose, seed) = self.stream.purpose_and_seed();
+        (purpose, seed, self.threshold)
+    }
+
     /// Whether the element of a global index stays.
     pub fn keeps(&self, index: u64) -> bool {
         self.stream.words(index / 4)[(index % 4) as usize] >= self.threshold

@@ -23,7 +23,7 @@ const TC_BACKWARD: usize = 64;
 const ROW_THREADS: u32 = 256;
 
 /// Blocks of `ROW_THREADS` threads for rows, a warp each.
-fn row_blocks(rows: usize) -> [u32; 3] {
+pub(super) fn row_blocks(rows: usize) -> [u32; 3] {
     Gpu::blocks(rows, ROW_THREADS as usize / 32)
 }
 
@@ -63,7 +63,11 @@ fn on_tensor_cores<T: Float>(gpu: &Gpu, sizes: Sizes, rows: usize, tensors: &[&T
 }
 
 /// Pairs of i32 on the device: the keys that each query sees.
-fn upload_runs<T: Element>(visibility: &Visibility, like: &Tensor<T>, queries: usize) -> Tensor<i32> {
+pub(super) fn upload_runs<T: Element>(
+    visibility: &Visibility,
+    like: &Tensor<T>,
+    queries: usize,
+) -> Tensor<i32> {
     let pairs: Vec<i32> = (0..queries)
         .map(|query| visibility.of(query))
         .flat_map(|run| [run.start as i32, run.end as i32])

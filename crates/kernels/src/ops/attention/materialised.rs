@@ -9,6 +9,10 @@
 //! by its (token of the global batch, head of the model, key position in the sequence), so that no layout changes
 //! a mask. Leaves out sinks, and queries and keys of different runs of rows.
 
+mod cuda;
+
+use std::ops::Range;
+
 use super::visible::{AttentionSpec, Visibility};
 use super::{AttentionGrads, Sizes};
 use crate::device::Device;
@@ -162,6 +166,9 @@ pub fn materialised_probabilities<T: Float>(
 ) -> Materialised<T> {
     let (sizes, s, b) = sizes_of(q, k, v, spec);
     let (device, heads) = (q.device(), sizes.heads);
+    if let Some(gpu) = device.gpu() {
+        return cuda::Call { gpu, sizes, s }.probabilities(q, k, spec);
+    }
     let shape = [b, heads, s, s];
     let mut scores = Tensor::empty(device, shape, Category::Workspace);
     {
@@ -182,7 +189,7 @@ pub fn materialised_probabilities<T: Float>(
             let at = first + i;
             let start = at / s / heads * s;
             let seen = visibility.of(start + at % s);
-            assert!(seen.start >= start && seen.end <= start + s, "a document passes the end of a sequence");
+            within_sequence(&seen, start, s);
             let seen = seen.start - start..seen.end - start;
             softmax_row(&mut wide[seen.clone()], &values[at * s..][seen.clone()], scale);
             row.fill(T::default());
@@ -194,6 +201,12 @@ pub fn materialised_probabilities<T: Float>(
     drop(scores);
     let dropped = spec.dropout.map(|dropout| drop_scores(&probabilities, &dropout));
     Materialised { probabilities_bhss: probabilities, dropped }
+}
+
+/// # Panics
+/// When a row of the sequence that begins at `start` sees keys outside of it.
+fn within_sequence(seen: &Range<usize>, start: usize, s: usize) {
+    assert!(seen.start >= start && seen.end <= start + s, "a document passes the end of a sequence");
 }
 
 /// out = softmax(scale scores).
@@ -241,6 +254,9 @@ pub fn materialised_forward<T: Float>(
     let (sizes, s, b) = sizes_of(q, k, v, spec);
     let saved = materialised_probabilities(q, k, v, spec);
     let (device, heads) = (q.device(), sizes.heads);
+    if let Some(gpu) = device.gpu() {
+        return (cuda::Call { gpu, sizes, s }.output(&saved, v), saved);
+    }
     let mut out = Tensor::<T::Acc>::empty(device, [b, heads, s, sizes.dv], Category::Workspace);
     {
         let (factors, v) = (widened(saved.factors_bhss()), widened(v));
@@ -268,6 +284,9 @@ pub fn materialised_backward<T: Float>(
     assert_eq!(dout.dims(), [sizes.queries, sizes.heads, sizes.dv], "gradient of the output");
     let Sizes { heads, kv_heads, group, d, dv, .. } = sizes;
     let device = q.device();
+    if let Some(gpu) = device.gpu() {
+        return cuda::Call { gpu, sizes, s }.backward(dout, (q, k, v), saved, spec);
+    }
     let (q, k, v, dout) = (widened(q), widened(k), widened(v), widened(dout));
     let q_rows = Rows { data: &q, s, heads, width: d };
     let k_rows = Rows { data: &k, s, heads: kv_heads, width: d };
