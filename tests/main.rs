@@ -8,6 +8,7 @@ mod contents;
 mod context;
 mod controlled;
 mod docs;
+mod doctor;
 mod equivalence;
 mod faults;
 mod faults_store;

@@ -13,6 +13,7 @@ pub mod data;
 pub mod device;
 pub mod golden;
 pub mod hub;
+pub mod kernel_cache;
 pub mod memory;
 pub mod mesh_text;
 pub mod metrics;

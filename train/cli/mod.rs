@@ -1,6 +1,7 @@
 //! The command line: what can be asked, and the only place that reads the environment. Each command has a file.
 
 mod bench;
+mod doctor;
 mod job;
 mod launch;
 mod mesh;
@@ -23,6 +24,8 @@ use job::Over;
 use plica_comm::environment::{EnvironmentError, Seat, read_environment};
 use plica_kernels::cuda::store::{KernelStore, MemoryStore};
 
+use crate::kernel_cache::KernelCache;
+
 const ABOUT: &str = "\
 plica trains mixture-of-experts language models whose attention and experts are sharded differently over the same \
 ranks, and proves that every layout computes what one rank computes.
@@ -31,6 +34,7 @@ ranks, and proves that every layout computes what one rank computes.
   plica launch --nproc 4 -- pretrain             the same over 4 processes
   plica verify                   compare every layout of 8 ranks with one rank
   plica selftest                 test operations, communication and layouts on a device
+  plica doctor                   say what of this machine can be used
   plica mesh --ranks 8 --tp 2    show who talks to whom
   plica schedule --stages 4 --micro-batches 8    compare pipeline schedules";
 
@@ -68,6 +72,8 @@ enum Command {
     Launch(launch::Launch),
     /// Measure a training step, matrix products, dispatch or collectives against their roofline.
     Bench(bench::Bench),
+    /// Say what of this machine can be used: GPUs, their libraries, MPI, vector units, memory.
+    Doctor(doctor::Doctor),
     /// List every setting with its default and meaning, or the built-in presets.
     Settings(settings::Settings),
 }
@@ -75,6 +81,8 @@ enum Command {
 /// What the program around a command knows.
 struct Surroundings {
     cargo_home: PathBuf,
+    /// Where compiled kernels are kept; none where no folder of the user is known.
+    kernel_cache: Option<PathBuf>,
     cores: usize,
     stop: &'static AtomicBool,
     /// Keeps what is compiled for GPUs.
@@ -114,6 +122,7 @@ pub fn run() -> ExitCode {
         Command::Scaling(command) => command.run(),
         Command::Launch(command) => command.run(&surroundings),
         Command::Bench(command) => command.run(&surroundings),
+        Command::Doctor(command) => command.run(&surroundings),
         Command::Settings(command) => command.run(),
     };
     match (result, surroundings.seat()) {
@@ -171,14 +180,29 @@ fn surroundings(arguments: &Arguments) -> anyhow::Result<Surroundings> {
     if let Some(address) = watch {
         launch::follow(&address, stop)?;
     }
+    let kernel_cache = kernel_cache();
+    let kernels: Arc<dyn KernelStore> = match &kernel_cache {
+        Some(folder) => Arc::new(KernelCache::new(folder)),
+        None => Arc::new(MemoryStore::default()),
+    };
     Ok(Surroundings {
+        kernel_cache,
         cargo_home: cargo_home.unwrap_or_else(|| PathBuf::from(".cargo")),
         cores: std::thread::available_parallelism().map_or(1, usize::from),
         stop,
-        kernels: Arc::new(MemoryStore::default()),
+        kernels,
         seat,
         over,
         deadline: arguments.deadline.map(Duration::from_secs),
+    })
+}
+
+/// The folder of compiled kernels: PLICA_KERNEL_CACHE, or `plica/kernels` in the user's caches.
+fn kernel_cache() -> Option<PathBuf> {
+    let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    folder("PLICA_KERNEL_CACHE").or_else(|| {
+        let caches = folder("XDG_CACHE_HOME").or_else(|| folder("HOME").map(|home| home.join(".cache")))?;
+        Some(caches.join("plica/kernels"))
     })
 }
 

@@ -106,6 +106,12 @@ fn devices_are_described_and_linked_ones_may_read_each_other() {
     assert_eq!(names, ["fake GPU 0", "fake GPU 1", "fake GPU 2"]);
     assert_eq!((devices[2].architecture.as_str(), devices[2].ordinal), ("sm_90a", 2));
     assert_eq!((devices[0].shared_bytes_max, devices[0].multiprocessors), (232_448, 132));
+    assert_eq!(driver::driver_version().expect("a driver"), (13, 2));
+    assert_eq!(
+        (driver::compiler_version().expect("NVRTC"), driver::supported().expect("NVRTC")),
+        ((13, 5), vec![80, 90, 100])
+    );
+    assert_eq!(driver::product_version().expect("cuBLASLt"), "13.2.1");
     drop(Driver::new(1, Arc::new(MemoryStore::default())).expect("opens"));
     // Kind 1 is a device; access 3 is reading and writing.
     let access: Vec<String> = lines(&log).into_iter().filter(|line| line.starts_with("access")).collect();

@@ -25,6 +25,7 @@ use std::sync::Arc;
 
 pub use compile::{Compiled, Target, compile, compiler_version, supported};
 pub use context::driver_version;
+pub use product::product_version;
 pub use runtime::Driver;
 
 use crate::cuda::CudaError;

@@ -22,6 +22,14 @@ use crate::dtype::DType;
 /// Most memory that an algorithm may use beside its operands. It is not in the ledger.
 pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
 
+/// Version of cuBLASLt, as `13.2.0`.
+pub fn product_version() -> Result<String, CudaError> {
+    Library::CublasLt.require()?;
+    // SAFETY: needs no handle.
+    let version = unsafe { lt::cublasLtGetVersion() };
+    Ok(format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
+}
+
 /// Types of a product as the libraries name them.
 #[derive(Clone, Copy, Debug)]
 struct Types {

@@ -254,6 +254,10 @@ impl Runtime for Driver {
         self.context.bind()
     }
 
+    fn store(&self) -> Option<&dyn KernelStore> {
+        Some(self.modules.store())
+    }
+
     fn multiply(&self, product: &MatrixProduct) -> Result<bool, CudaError> {
         self.context.bind()?;
         if self.is_empty(product)? {
@@ -267,10 +271,6 @@ impl Runtime for Driver {
             Some(Some(products)) => products.multiply(&self.compute, product),
             _ => Ok(false),
         }
-    }
-
-    fn store(&self) -> Option<&dyn KernelStore> {
-        Some(self.modules.store())
     }
 
     fn multiply_groups(&self, products: &[MatrixProduct]) -> Result<bool, CudaError> {
