@@ -202,12 +202,9 @@ template <class A> DEVICE Ranked<A> warp_first(Ranked<A> best) {
 struct Tile {
     i64 group, row, row_end, column, k, k_end;
 };
-// First row of a group. `starts` holds groups + 1 of them; without it there is one group of all `rows`. Rows behind the
-// last group are one more group.
-DEVICE i64 group_start(const int* starts, i64 groups, i64 rows, i64 group) {
-    if (group > groups) return rows;
-    return starts ? i64(starts[group]) : group * rows;
-}
+// Where groups begin, [2][groups + 2]: their first rows, then their first rows of tiles; rows behind the last group are
+// one more group, and the end of all follows it. Null is one group of all rows.
+typedef const int* Starts;
 // Neighbouring blocks take tiles of 8 rows of tiles: what they read stays in the second-level cache.
 DEVICE void banded(i64 t, i64 rows, i64 columns, i64& row, i64& column) {
     constexpr i64 BAND = 8;
@@ -216,27 +213,31 @@ DEVICE void banded(i64 t, i64 rows, i64 columns, i64& row, i64& column) {
     row = band * BAND + within % height;
     column = within / height;
 }
-// Rows of tiles where the groups are of rows of c: group g has those from start / TM + g on, which is enough for its
-// last, ragged one and needs no sum over the groups before. Some have no rows.
-DEVICE i64 row_tiles(i64 tm, i64 groups, i64 m) { return m / tm + groups + 1; }
-// Tile `t` of row_tiles x ceil(n / TN). A tile behind the last group has nothing to sum.
-template <int TM, int TN> DEVICE Tile tile_of_rows(i64 t, const int* starts, i64 groups, i64 m, i64 n, i64 k) {
-    i64 slot, column;
-    banded(t, row_tiles(TM, groups, m), ceil_div(n, TN), slot, column);
+// Tiles where the groups are of rows of c.
+template <int TM, int TN> DEVICE i64 tiles_of_rows(Starts starts, i64 groups, i64 m, i64 n) {
+    return (starts ? i64(starts[2 * groups + 3]) : ceil_div(m, i64(TM))) * ceil_div(n, i64(TN));
+}
+// One of them. A tile behind the last group has nothing to sum.
+template <int TM, int TN> DEVICE Tile tile_of_rows(i64 t, Starts starts, i64 groups, i64 m, i64 n, i64 k) {
+    i64 columns = ceil_div(n, i64(TN)), row, column;
+    banded(t, tiles_of_rows<TM, TN>(starts, groups, m, n) / columns, columns, row, column);
+    if (!starts) return {0, row * TM, min_of(row * TM + TM, m), column * TN, 0, k};
+    Starts tiles = starts + groups + 2;
     i64 low = 0, high = groups;
     while (low < high) {
         i64 middle = (low + high + 1) / 2;
-        if (group_start(starts, groups, m, middle) / TM + middle <= slot) low = middle;
+        if (tiles[middle] <= row) low = middle;
         else high = middle - 1;
     }
-    i64 start = group_start(starts, groups, m, low), row = start + (slot - (start / TM + low)) * TM;
-    return {low, row, min_of(row + TM, group_start(starts, groups, m, low + 1)), column * TN, 0, low < groups ? k : 0};
+    i64 first = starts[low] + (row - tiles[low]) * TM;
+    return {low, first, min_of(first + TM, i64(starts[low + 1])), column * TN, 0, low < groups ? k : 0};
 }
-// Tile `t` of groups x ceil(m / TM) x ceil(n / TN), where the groups are parts of the inner dim.
-template <int TM, int TN> DEVICE Tile tile_of_inner(i64 t, const int* starts, i64 groups, i64 m, i64 n, i64 k) {
-    i64 rows = ceil_div(m, TM), columns = ceil_div(n, TN), group = t / (rows * columns), row, column;
+// Tiles where the groups are parts of the inner dim.
+template <int TM, int TN> DEVICE i64 tiles_of_inner(i64 groups, i64 m, i64 n) { return groups * ceil_div(m, i64(TM)) * ceil_div(n, i64(TN)); }
+template <int TM, int TN> DEVICE Tile tile_of_inner(i64 t, Starts starts, i64 groups, i64 m, i64 n, i64 k) {
+    i64 rows = ceil_div(m, i64(TM)), columns = ceil_div(n, i64(TN)), group = t / (rows * columns), row, column;
     banded(t % (rows * columns), rows, columns, row, column);
-    i64 first = group_start(starts, groups, k, group), last = group_start(starts, groups, k, group + 1);
+    i64 first = starts ? starts[group] : 0, last = starts ? starts[group + 1] : k;
     return {group, row * TM, min_of(row * TM + TM, m), column * TN, first, last};
 }
 

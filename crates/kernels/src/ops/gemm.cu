@@ -78,13 +78,12 @@ DEVICE void sum_tile(const Tile& tile, const T* a, const U* b, V* c, i64 layout,
 }
 
 template <class T, class U, class V>
-DEVICE void product(const T* a, const U* b, V* c, const int* starts, i64 groups, i64 layout, i64 m, i64 n, i64 k, bool accumulate, acc_t<V>* slices) {
-    i64 columns = ceil_div(n, i64(TILE));
-    i64 tiles = layout == TN ? groups * ceil_div(m, i64(TILE)) * columns : row_tiles(TILE, groups, m) * columns;
+DEVICE void product(const T* a, const U* b, V* c, Starts starts, i64 groups, i64 layout, i64 m, i64 n, i64 k, bool accumulate, acc_t<V>* slices) {
+    i64 tiles = layout == TN ? tiles_of_inner<TILE, TILE>(groups, m, n) : tiles_of_rows<TILE, TILE>(starts, groups, m, n);
     for (i64 t = blockIdx.x; t < tiles; t += gridDim.x) {
         Tile tile = layout == TN ? tile_of_inner<TILE, TILE>(t, starts, groups, m, n, k) : tile_of_rows<TILE, TILE>(t, starts, groups, m, n, k);
         // Nothing to add leaves every bit of c.
-        if (tile.row >= tile.row_end || (accumulate && tile.k >= tile.k_end)) continue;
+        if (accumulate && tile.k >= tile.k_end) continue;
         const U* own_b = layout == TN ? b : b + tile.group * n * k;
         V* own_c = layout == TN ? c + tile.group * m * n : c;
         sum_tile(tile, a, own_b, own_c, layout, m, n, k, accumulate, slices);
@@ -93,7 +92,7 @@ DEVICE void product(const T* a, const U* b, V* c, const int* starts, i64 groups,
 
 // m, n, k are those of the product; groups are of its rows (nt, nn), or of its inner dim (tn).
 #define PRODUCT(T, U, V, TYPES)                                                                                            \
-    KERNEL __launch_bounds__(256) void product_##TYPES(const T* a, const U* b, V* c, const int* starts, i64 groups, i64 layout, i64 m, \
+    KERNEL __launch_bounds__(256) void product_##TYPES(const T* a, const U* b, V* c, Starts starts, i64 groups, i64 layout, i64 m, \
                                                        i64 n, i64 k, i64 accumulate) {                                      \
         SHARED(acc_t<V>, slices, 4 * DEPTH * STRIDE);                                                                       \
         product(a, b, c, starts, groups, layout, m, n, k, accumulate != 0, slices);                                         \
@@ -107,19 +106,29 @@ PRODUCT(bf16, float, float, bf16_f32_f32)
 PRODUCT(bf16, float, bf16, bf16_f32_bf16)
 PRODUCT(double, double, double, f64_f64_f64)
 
-// starts[g] = rows of the groups before g, at most `rows`; starts[groups] is their sum. One warp.
-KERNEL __launch_bounds__(32) void group_starts(const int* counts, int* starts, i64 groups, i64 rows) {
-    i64 before = 0;
-    int lane = int(threadIdx.x);
-    for (i64 first = 0; first < groups; first += 32) {
-        i64 sum = first + lane < groups ? i64(counts[first + lane]) : 0;
-        for (int distance = 1; distance < 32; distance *= 2) {
-            i64 left = __shfl_up_sync(WHOLE_WARP, sum, unsigned(distance));
-            if (lane >= distance) sum += left;
-        }
-        if (first + lane < groups) starts[first + lane + 1] = int(min_of(before + sum, rows));
-        before += __shfl_sync(WHOLE_WARP, sum, 31);
+// Sum over the lower lanes.
+DEVICE i64 lanes_before(i64 x) {
+    i64 sum = x;
+    for (int distance = 1; distance < 32; distance *= 2) {
+        i64 left = __shfl_up_sync(WHOLE_WARP, sum, unsigned(distance));
+        if (int(threadIdx.x) >= distance) sum += left;
     }
-    if (lane == 0) starts[0] = 0;
+    return sum - x;
+}
+// What `Starts` holds, from the rows of each group, for tiles of `height` rows. Groups that do not fit in `rows` are cut.
+// One warp.
+KERNEL __launch_bounds__(32) void group_starts(const int* counts, int* starts, i64 groups, i64 rows, i64 height) {
+    i64 row = 0, tile = 0;
+    for (i64 first = 0; first < groups + 2; first += 32) {
+        i64 group = first + threadIdx.x, count = group < groups ? i64(counts[group]) : 0, before = lanes_before(count);
+        i64 start = group > groups ? rows : min_of(row + before, rows), end = group < groups ? min_of(start + count, rows) : rows;
+        i64 tiles = ceil_div(end - start, height), tiles_before = lanes_before(tiles);
+        if (group < groups + 2) {
+            starts[group] = int(start);
+            starts[groups + 2 + group] = int(tile + tiles_before);
+        }
+        row += __shfl_sync(WHOLE_WARP, before + count, 31);
+        tile += __shfl_sync(WHOLE_WARP, tiles_before + tiles, 31);
+    }
 }
 EXPORT(group_starts)

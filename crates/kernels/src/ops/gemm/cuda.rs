@@ -39,7 +39,7 @@ pub(crate) struct Operation {
 /// Groups whose sizes are in device memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Groups<'a> {
-    /// First rows of the groups, and the end of the last: [groups + 1].
+    /// Where they begin, as the kernels take it: see `Starts` in `platform.cuh` and [`starts`].
     pub starts: &'a Tensor<i32>,
     pub count: usize,
 }
@@ -90,17 +90,27 @@ impl Operation {
         if self.is_nothing() || by_library() {
             return;
         }
-        self.run_own(gpu, None);
+        self.run_tiles(gpu, None, self.tile_height(1, gpu.description().multiprocessors));
     }
 
-    /// By our own kernels.
-    pub fn run_own(&self, gpu: &Gpu, groups: Option<Groups<'_>>) {
-        let (count, multiprocessors) = (groups.map_or(1, |g| g.count), gpu.description().multiprocessors);
-        let height = tile_height(self, count, multiprocessors);
-        self.run_tiles(gpu, groups, height);
+    /// Whether both operands are for tensor cores.
+    fn is_for_tensor_cores(&self) -> bool {
+        (self.a.1, self.b.1) == (DType::Bf16, DType::Bf16)
     }
 
-    /// By our own kernels, those of tensor cores in tiles of 64 or 128 rows.
+    /// Rows of a tile. Those of tensor cores are low where groups are small, which wastes less, and where there would be
+    /// fewer tiles than multiprocessors.
+    pub fn tile_height(&self, groups: usize, multiprocessors: u32) -> usize {
+        if !self.is_for_tensor_cores() {
+            return TILE;
+        }
+        let rows = if self.layout == Layout::Tn { self.m } else { self.m.div_ceil(groups.max(1)) };
+        let few = tiles(self, groups, 128, WIDTH) < multiprocessors as usize;
+        if rows <= 64 || few { 64 } else { 128 }
+    }
+
+    /// By our own kernels in tiles of `height` rows, which `groups` must have been made for: [`TILE`], or 128 on tensor
+    /// cores.
     pub fn run_tiles(&self, gpu: &Gpu, groups: Option<Groups<'_>>, height: usize) {
         if self.is_nothing() {
             return;
@@ -141,23 +151,30 @@ const WIDTH: usize = 128;
 const DEPTH: usize = 32;
 const STAGES: usize = 4;
 /// Rows and columns of a tile of the other kernels.
-const TILE: usize = 64;
+pub(crate) const TILE: usize = 64;
 
-/// Tiles of `height` x `width` that a kernel goes through, some of them empty.
+/// Tiles of `height` x `width` that an operation has at most.
 fn tiles(operation: &Operation, groups: usize, height: usize, width: usize) -> usize {
     let rows = match operation.layout {
         Layout::Tn => groups * operation.m.div_ceil(height),
+        // Each group, and the rows behind them, may end with a tile that is not full.
         _ => operation.m / height + groups + 1,
     };
     rows * operation.n.div_ceil(width)
 }
 
-/// Rows of the tiles of tensor cores: low ones waste less of small groups, and give small products more blocks.
-pub(super) fn tile_height(operation: &Operation, groups: usize, multiprocessors: u32) -> usize {
-    let m = operation.m;
-    let rows = if operation.layout == Layout::Tn { m } else { m.div_ceil(groups.max(1)) };
-    let few = tiles(operation, groups, 128, WIDTH) < multiprocessors as usize;
-    if rows <= 64 || few { 64 } else { 128 }
+/// First rows of the groups and their first rows of tiles, in the order of the kernels; `counts` add up to the rows.
+pub(crate) fn starts(counts: &[usize], height: usize) -> Vec<i32> {
+    let number = |x: usize| i32::try_from(x).expect("rows and tiles are counted in 32 bits");
+    let (mut rows, mut tiles) = (vec![0], vec![0]);
+    for count in counts {
+        rows.push(rows[rows.len() - 1] + number(*count));
+        tiles.push(tiles[tiles.len() - 1] + number(count.div_ceil(height)));
+    }
+    // No rows behind the last group.
+    rows.push(rows[counts.len()]);
+    tiles.push(tiles[counts.len()]);
+    rows.into_iter().chain(tiles).collect()
 }
 
 impl Launch {
@@ -166,7 +183,7 @@ impl Launch {
         // Blocks go on with further tiles, so more than fit on the device at once would only wait.
         let resident = 2 * multiprocessors as usize;
         let grid = |height, width| [tiles(operation, groups, height, width).min(resident) as u32, 1, 1];
-        if (a.1, b.1) != (DType::Bf16, DType::Bf16) {
+        if !operation.is_for_tensor_cores() {
             let kernel = format!("product_{}_{}_{}", a.1, b.1, c.1);
             return Launch { kernel, grid: grid(TILE, TILE), threads: 256, shared_bytes: 0 };
         }

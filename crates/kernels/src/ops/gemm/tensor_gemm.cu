@@ -82,9 +82,46 @@ DEVICE void store_pair(bf16* to, float x, float y, bool accumulate) {
 }
 template <class V> DEVICE void store_one(V* to, float x, bool accumulate) { *to = from_acc<V>(accumulate ? to_acc(*to) + x : x); }
 
+DEVICE void store_quad(bf16* to, const float (&x)[4], bool accumulate) {
+    uint2* all = reinterpret_cast<uint2*>(to);
+    uint2 old = {0, 0};
+    if (accumulate) old = *all;
+    uint2 packed;
+    packed.x = pack_bf16(accumulate ? x[0] + bits_to_float(old.x << 16) : x[0], accumulate ? x[1] + bits_to_float(old.x & 0xffff0000u) : x[1]);
+    packed.y = pack_bf16(accumulate ? x[2] + bits_to_float(old.y << 16) : x[2], accumulate ? x[3] + bits_to_float(old.y & 0xffff0000u) : x[3]);
+    *all = packed;
+}
+
 // The sums of a warp: fragment (i, j) has rows 16 i and columns 8 j on.
+//
+// bf16 where rows of c are multiples of 8 bytes. A row of a fragment is 4 lanes with 2 columns each, half of what memory
+// writes at once; so neighbouring lanes exchange, and each has 4 columns of one of two fragments. All lanes take part.
+template <int ROWS>
+DEVICE void store_quads(const float (&sum)[ROWS / 16][8][4], bf16* c, i64 row, i64 row_end, i64 column, i64 n, bool accumulate) {
+    int lane = int(threadIdx.x) & 31, odd = lane & 1;
+    row += lane >> 2;
+    column += odd * 8 + (lane & 2) * 2;
+#pragma unroll
+    for (int i = 0; i < ROWS / 16; i++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            i64 own_row = row + i * 16 + half * 8;
+            bf16* out = c + own_row * n + column;
+#pragma unroll
+            for (int j = 0; j < 8; j += 2) {
+                // Chosen and not indexed: registers have no addresses.
+                float even_x = sum[i][j][half * 2], even_y = sum[i][j][half * 2 + 1];
+                float odd_x = sum[i][j + 1][half * 2], odd_y = sum[i][j + 1][half * 2 + 1];
+                float x = __shfl_xor_sync(WHOLE_WARP, odd ? even_x : odd_x, 1), y = __shfl_xor_sync(WHOLE_WARP, odd ? even_y : odd_y, 1);
+                if (own_row >= row_end || column + j * 8 >= n) continue;
+                float quad[4] = {odd ? x : even_x, odd ? y : even_y, odd ? odd_x : x, odd ? odd_y : y};
+                store_quad(out + j * 8, quad, accumulate);
+            }
+        }
+}
+
 template <int ROWS, class V>
-DEVICE void store_sums(const float (&sum)[ROWS / 16][8][4], V* c, i64 row, i64 row_end, i64 column, i64 n, bool accumulate) {
+DEVICE void store_pairs(const float (&sum)[ROWS / 16][8][4], V* c, i64 row, i64 row_end, i64 column, i64 n, bool accumulate) {
     int lane = int(threadIdx.x) & 31;
     bool pairs = n % 2 == 0 && reinterpret_cast<u64>(c) % (2 * sizeof(V)) == 0;
     row += lane >> 2;
@@ -107,6 +144,16 @@ DEVICE void store_sums(const float (&sum)[ROWS / 16][8][4], V* c, i64 row, i64 r
                 }
             }
         }
+}
+
+template <int ROWS>
+DEVICE void store_sums(const float (&sum)[ROWS / 16][8][4], bf16* c, i64 row, i64 row_end, i64 column, i64 n, bool accumulate) {
+    if (n % 4 == 0 && reinterpret_cast<u64>(c) % 8 == 0) store_quads<ROWS>(sum, c, row, row_end, column, n, accumulate);
+    else store_pairs<ROWS>(sum, c, row, row_end, column, n, accumulate);
+}
+template <int ROWS>
+DEVICE void store_sums(const float (&sum)[ROWS / 16][8][4], float* c, i64 row, i64 row_end, i64 column, i64 n, bool accumulate) {
+    store_pairs<ROWS>(sum, c, row, row_end, column, n, accumulate);
 }
 
 // One slice of the inner dim for one warp.
@@ -168,15 +215,14 @@ DEVICE void sum_tile(const Tile& tile, const bf16* a, const bf16* b, V* c, i64 m
 }
 
 template <int LAYOUT, int ROWS, class V>
-DEVICE void product(const bf16* a, const bf16* b, V* c, const int* starts, i64 groups, i64 m, i64 n, i64 k, bool accumulate) {
+DEVICE void product(const bf16* a, const bf16* b, V* c, Starts starts, i64 groups, i64 m, i64 n, i64 k, bool accumulate) {
     constexpr int HEIGHT = 2 * ROWS;
     DYNAMIC_SHARED(bf16, shared);
-    i64 columns = ceil_div(n, i64(WIDTH));
-    i64 tiles = LAYOUT == TN ? groups * ceil_div(m, i64(HEIGHT)) * columns : row_tiles(HEIGHT, groups, m) * columns;
+    i64 tiles = LAYOUT == TN ? tiles_of_inner<HEIGHT, WIDTH>(groups, m, n) : tiles_of_rows<HEIGHT, WIDTH>(starts, groups, m, n);
     for (i64 t = blockIdx.x; t < tiles; t += gridDim.x) {
         Tile tile = LAYOUT == TN ? tile_of_inner<HEIGHT, WIDTH>(t, starts, groups, m, n, k) : tile_of_rows<HEIGHT, WIDTH>(t, starts, groups, m, n, k);
         // Nothing to add leaves every bit of c.
-        if (tile.row >= tile.row_end || (accumulate && tile.k >= tile.k_end)) continue;
+        if (accumulate && tile.k >= tile.k_end) continue;
         const bf16* own_b = LAYOUT == TN ? b : b + tile.group * n * k;
         V* own_c = LAYOUT == TN ? c + tile.group * m * n : c;
         sum_tile<LAYOUT, ROWS>(tile, a, own_b, own_c, m, n, k, accumulate, shared);
@@ -185,7 +231,7 @@ DEVICE void product(const bf16* a, const bf16* b, V* c, const int* starts, i64 g
 
 // m, n, k are those of the product; groups are of its rows (nt, nn), or of its inner dim (tn).
 #define PRODUCT(LAYOUT, ROWS, V, NAME)                                                                                         \
-    KERNEL __launch_bounds__(128, 2) void tensor_##NAME(const bf16* a, const bf16* b, V* c, const int* starts, i64 groups, i64 m, i64 n, \
+    KERNEL __launch_bounds__(128, 2) void tensor_##NAME(const bf16* a, const bf16* b, V* c, Starts starts, i64 groups, i64 m, i64 n, \
                                                         i64 k, i64 accumulate) {                                               \
         product<LAYOUT, ROWS>(a, b, c, starts, groups, m, n, k, accumulate != 0);                                              \
     }                                                                                                                          \

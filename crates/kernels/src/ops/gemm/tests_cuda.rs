@@ -1,6 +1,6 @@
 //! What is decided before anything runs on a GPU: parts of grouped products, launches.
 
-use super::cuda::{Launch, Layout, Operation, tile_height};
+use super::cuda::{Launch, Layout, Operation, starts};
 use crate::dtype::DType;
 
 fn operation(layout: Layout, (m, n, k): (usize, usize, usize), c: DType) -> Operation {
@@ -33,7 +33,7 @@ fn groups_of_the_inner_dim_have_their_own_result() {
 #[test]
 fn tiles_are_low_for_small_groups_and_few_tiles() {
     let height = |m, groups, multiprocessors| {
-        tile_height(&operation(Layout::Nt, (m, 4096, 64), DType::Bf16), groups, multiprocessors)
+        operation(Layout::Nt, (m, 4096, 64), DType::Bf16).tile_height(groups, multiprocessors)
     };
     assert_eq!(height(8192, 1, 132), 128);
     assert_eq!(height(8192, 128, 132), 64);
@@ -42,8 +42,10 @@ fn tiles_are_low_for_small_groups_and_few_tiles() {
     assert_eq!(height(256, 1, 132), 64);
     // The rows of a weight gradient are those of the weight, whatever the groups.
     let tn = operation(Layout::Tn, (4096, 4096, 64), DType::F32);
-    assert_eq!(tile_height(&tn, 128, 132), 128);
+    assert_eq!(tn.tile_height(128, 132), 128);
     assert_eq!(height(0, 0, 1), 64);
+    let f32_ = Operation { a: (0, DType::F32), ..tn };
+    assert_eq!(f32_.tile_height(1, 132), 64);
 }
 
 #[test]
@@ -59,4 +61,10 @@ fn grids_hold_no_more_blocks_than_run_at_once() {
     let launch = Launch::of(&mixed, 1, 64, 132);
     assert_eq!(launch.kernel, "product_bf16_f32_bf16");
     assert_eq!((launch.grid, launch.threads, launch.shared_bytes), ([3, 1, 1], 256, 0));
+}
+
+#[test]
+fn groups_start_where_the_ones_before_end() {
+    assert_eq!(starts(&[3, 0, 130], 64), [0, 3, 3, 133, 133, 0, 1, 1, 4, 4]);
+    assert_eq!(starts(&[], 64), [0, 0, 0, 0]);
 }

@@ -80,6 +80,9 @@ pub(crate) fn rounded<T: Float>(x: Tensor<T::Acc>) -> Tensor<T> {
         return same.and_then(Option::take).expect("one type under two names");
     }
     let x = x.with_category(Category::Workspace);
+    if x.device().gpu().is_some() {
+        return crate::ops::elementwise::cast(&x);
+    }
     let mut out = Tensor::empty(x.device(), x.shape(), Category::Activation);
     round_into(&mut out, &x);
     out

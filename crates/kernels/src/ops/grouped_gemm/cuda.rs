@@ -9,7 +9,7 @@ use crate::cuda::source::GEMM;
 use crate::device::Device;
 use crate::dtype::Float;
 use crate::ledger::Category;
-use crate::ops::gemm::cuda::{Groups, Layout, Operation, operand, result};
+use crate::ops::gemm::cuda::{self as gemm, Groups, Layout, Operation, operand, result};
 use crate::ops::grouped_gemm::starts;
 use crate::tensor::Tensor;
 
@@ -30,17 +30,17 @@ impl Counts<'_> {
         }
     }
 
-    /// First rows of the groups and the end of the last one, in device memory.
-    fn starts(&self, gpu: &Gpu, device: &Device, rows: usize) -> Tensor<i32> {
+    /// Where the groups begin, in device memory, for tiles of `height` rows.
+    fn starts(&self, gpu: &Gpu, device: &Device, rows: usize, height: usize) -> Tensor<i32> {
         assert!(i32::try_from(rows).is_ok(), "{rows} rows: groups are counted in 32 bits");
         match self {
             Counts::Host(counts) => {
-                let all: Vec<i32> = starts(counts).chain([rows]).map(|row| row as i32).collect();
+                let all = gemm::starts(counts, height);
                 Tensor::from_slice(device, [all.len()], &all, Category::Workspace)
             }
             Counts::Device(counts) => {
-                let mut all = Tensor::empty(device, [counts.len() + 1], Category::Workspace);
-                let arguments = arguments![*counts, &mut all, counts.len(), rows];
+                let mut all = Tensor::empty(device, [2 * counts.len() + 4], Category::Workspace);
+                let arguments = arguments![*counts, &mut all, counts.len(), rows, height];
                 gpu.launch(&GEMM, "group_starts", [1, 1, 1], 32, &arguments);
                 all
             }
@@ -54,8 +54,9 @@ fn run(gpu: &Gpu, device: &Device, operation: &Operation, counts: Counts<'_>) {
         return;
     }
     let own = |operation: &Operation| {
-        let starts = counts.starts(gpu, device, rows);
-        operation.run_own(gpu, Some(Groups { starts: &starts, count: counts.len() }));
+        let height = operation.tile_height(counts.len(), gpu.description().multiprocessors);
+        let starts = counts.starts(gpu, device, rows, height);
+        operation.run_tiles(gpu, Some(Groups { starts: &starts, count: counts.len() }), height);
     };
     match counts {
         Counts::Host(counts) if operation.k > 0 => with_library(gpu, operation, counts, own),
