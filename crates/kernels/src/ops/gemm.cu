@@ -68,13 +68,17 @@ DEVICE void sum_tile(const Tile& tile, const T* a, const U* b, V* c, i64 layout,
         }
         __syncthreads();
     }
-    for (int i = 0; i < 4; i++)
-        for (int j = 0; j < 4; j++) {
-            i64 row = tile.row + rows + i, column = tile.column + columns + j;
-            if (row >= tile.row_end || column >= n) continue;
-            V* out = c + row * n + column;
-            *out = from_acc<V>(accumulate ? to_acc(*out) + sum[i][j] : sum[i][j]);
-        }
+    for (int i = 0; i < 4; i++) {
+        i64 row = tile.row + rows + i, column = tile.column + columns;
+        if (row >= tile.row_end) break;
+        V* out = c + row * n + column;
+        // What is added to is read before anything is written, so that the loads are under way together.
+        A old[4] = {};
+        for (int j = 0; j < 4; j++)
+            if (accumulate && column + j < n) old[j] = to_acc(out[j]);
+        for (int j = 0; j < 4; j++)
+            if (column + j < n) out[j] = from_acc<V>(accumulate ? old[j] + sum[i][j] : sum[i][j]);
+    }
 }
 
 template <class T, class U, class V>

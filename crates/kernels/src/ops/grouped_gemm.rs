@@ -8,6 +8,8 @@ mod cuda;
 mod on_device;
 #[cfg(test)]
 mod tests;
+#[cfg(all(test, feature = "emulator"))]
+mod tests_library;
 
 pub use on_device::{grouped_accumulate_tn_on_device, grouped_nn_on_device, grouped_nt_on_device};
 

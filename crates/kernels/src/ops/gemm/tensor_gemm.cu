@@ -58,72 +58,22 @@ template <bool INNER, int SIZE> DEVICE void right_fragment(u32 (&r)[4], const bf
     else ldmatrix_x4_transposed(r, slice + place<INNER, SIZE>(k + low + second * 8, column / 8 + third) * 8);
 }
 
+// Two neighbouring columns.
 struct alignas(8) Pair {
     float x, y;
 };
-DEVICE void store_pair(float* to, float x, float y, bool accumulate) {
-    Pair* both = reinterpret_cast<Pair*>(to);
-    Pair pair = {x, y};
-    if (accumulate) {
-        Pair old = *both;
-        pair.x += old.x;
-        pair.y += old.y;
-    }
-    *both = pair;
-}
-DEVICE void store_pair(bf16* to, float x, float y, bool accumulate) {
-    u32* both = reinterpret_cast<u32*>(to);
-    if (accumulate) {
-        u32 old = *both;
-        x += bits_to_float(old << 16);
-        y += bits_to_float(old & 0xffff0000u);
-    }
-    *both = pack_bf16(x, y);
-}
-template <class V> DEVICE void store_one(V* to, float x, bool accumulate) { *to = from_acc<V>(accumulate ? to_acc(*to) + x : x); }
+DEVICE Pair unpacked(u32 both) { return {bits_to_float(both << 16), bits_to_float(both & 0xffff0000u)}; }
+DEVICE Pair load_pair(const float* from) { return *reinterpret_cast<const Pair*>(from); }
+DEVICE Pair load_pair(const bf16* from) { return unpacked(*reinterpret_cast<const u32*>(from)); }
+DEVICE void store_pair(float* to, Pair pair) { *reinterpret_cast<Pair*>(to) = pair; }
+DEVICE void store_pair(bf16* to, Pair pair) { *reinterpret_cast<u32*>(to) = pack_bf16(pair.x, pair.y); }
 
-DEVICE void store_quad(bf16* to, const float (&x)[4], bool accumulate) {
-    uint2* all = reinterpret_cast<uint2*>(to);
-    uint2 old = {0, 0};
-    if (accumulate) old = *all;
-    uint2 packed;
-    packed.x = pack_bf16(accumulate ? x[0] + bits_to_float(old.x << 16) : x[0], accumulate ? x[1] + bits_to_float(old.x & 0xffff0000u) : x[1]);
-    packed.y = pack_bf16(accumulate ? x[2] + bits_to_float(old.y << 16) : x[2], accumulate ? x[3] + bits_to_float(old.y & 0xffff0000u) : x[3]);
-    *all = packed;
-}
-
-// The sums of a warp: fragment (i, j) has rows 16 i and columns 8 j on.
-//
-// bf16 where rows of c are multiples of 8 bytes. A row of a fragment is 4 lanes with 2 columns each, half of what memory
-// writes at once; so neighbouring lanes exchange, and each has 4 columns of one of two fragments. All lanes take part.
-template <int ROWS>
-DEVICE void store_quads(const float (&sum)[ROWS / 16][8][4], bf16* c, i64 row, i64 row_end, i64 column, i64 n, bool accumulate) {
-    int lane = int(threadIdx.x) & 31, odd = lane & 1;
-    row += lane >> 2;
-    column += odd * 8 + (lane & 2) * 2;
-#pragma unroll
-    for (int i = 0; i < ROWS / 16; i++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            i64 own_row = row + i * 16 + half * 8;
-            bf16* out = c + own_row * n + column;
-#pragma unroll
-            for (int j = 0; j < 8; j += 2) {
-                // Chosen and not indexed: registers have no addresses.
-                float even_x = sum[i][j][half * 2], even_y = sum[i][j][half * 2 + 1];
-                float odd_x = sum[i][j + 1][half * 2], odd_y = sum[i][j + 1][half * 2 + 1];
-                float x = __shfl_xor_sync(WHOLE_WARP, odd ? even_x : odd_x, 1), y = __shfl_xor_sync(WHOLE_WARP, odd ? even_y : odd_y, 1);
-                if (own_row >= row_end || column + j * 8 >= n) continue;
-                float quad[4] = {odd ? x : even_x, odd ? y : even_y, odd ? odd_x : x, odd ? odd_y : y};
-                store_quad(out + j * 8, quad, accumulate);
-            }
-        }
-}
-
+// The sums of a warp: fragment (i, j) has rows 16 i and columns 8 j on. What is added to is read for a whole row of
+// fragments first, so that its loads are under way together.
 template <int ROWS, class V>
 DEVICE void store_pairs(const float (&sum)[ROWS / 16][8][4], V* c, i64 row, i64 row_end, i64 column, i64 n, bool accumulate) {
     int lane = int(threadIdx.x) & 31;
-    bool pairs = n % 2 == 0 && reinterpret_cast<u64>(c) % (2 * sizeof(V)) == 0;
+    bool whole = n % 2 == 0 && reinterpret_cast<u64>(c) % (2 * sizeof(V)) == 0;
     row += lane >> 2;
     column += (lane & 3) * 2;
 #pragma unroll
@@ -133,15 +83,58 @@ DEVICE void store_pairs(const float (&sum)[ROWS / 16][8][4], V* c, i64 row, i64 
             i64 own_row = row + i * 16 + half * 8;
             if (own_row >= row_end) continue;
             V* out = c + own_row * n + column;
+            Pair old[8] = {};
+            if (accumulate) {
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    if (whole && column + j * 8 < n) old[j] = load_pair(out + j * 8);
+                    if (!whole && column + j * 8 < n) old[j].x = to_acc(out[j * 8]);
+                    if (!whole && column + j * 8 + 1 < n) old[j].y = to_acc(out[j * 8 + 1]);
+                }
+            }
 #pragma unroll
             for (int j = 0; j < 8; j++) {
-                float x = sum[i][j][half * 2], y = sum[i][j][half * 2 + 1];
-                if (column + j * 8 + 1 < n && pairs) {
-                    store_pair(out + j * 8, x, y, accumulate);
-                } else {
-                    if (column + j * 8 < n) store_one(out + j * 8, x, accumulate);
-                    if (column + j * 8 + 1 < n) store_one(out + j * 8 + 1, y, accumulate);
+                Pair pair = {sum[i][j][half * 2], sum[i][j][half * 2 + 1]};
+                if (accumulate) pair = {old[j].x + pair.x, old[j].y + pair.y};
+                if (whole && column + j * 8 < n) store_pair(out + j * 8, pair);
+                if (!whole && column + j * 8 < n) out[j * 8] = from_acc<V>(pair.x);
+                if (!whole && column + j * 8 + 1 < n) out[j * 8 + 1] = from_acc<V>(pair.y);
+            }
+        }
+}
+
+// The same for bf16 where rows of c are multiples of 8 bytes. A row of a fragment is 4 lanes with 2 columns each, half of
+// what memory writes at once; so neighbouring lanes exchange, and each has 4 columns of one of two fragments.
+template <int ROWS>
+DEVICE void store_quads(const float (&sum)[ROWS / 16][8][4], bf16* c, i64 row, i64 row_end, i64 column, i64 n, bool accumulate) {
+    int lane = int(threadIdx.x) & 31;
+    bool odd = lane & 1;
+    row += lane >> 2;
+    column += odd * 8 + (lane & 2) * 2;
+#pragma unroll
+    for (int i = 0; i < ROWS / 16; i++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            i64 own_row = row + i * 16 + half * 8;
+            bf16* out = c + own_row * n + column;
+            uint2 old[4] = {};
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                if (accumulate && own_row < row_end && column + j * 16 < n) old[j] = *reinterpret_cast<const uint2*>(out + j * 16);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                // Chosen and not indexed: registers have no addresses.
+                Pair first = {sum[i][2 * j][half * 2], sum[i][2 * j][half * 2 + 1]};
+                Pair second = {sum[i][2 * j + 1][half * 2], sum[i][2 * j + 1][half * 2 + 1]}, given = odd ? first : second;
+                Pair got = {__shfl_xor_sync(WHOLE_WARP, given.x, 1), __shfl_xor_sync(WHOLE_WARP, given.y, 1)};
+                Pair low = odd ? got : first, high = odd ? second : got;
+                if (own_row >= row_end || column + j * 16 >= n) continue;
+                if (accumulate) {
+                    Pair x = unpacked(old[j].x), y = unpacked(old[j].y);
+                    low = {x.x + low.x, x.y + low.y};
+                    high = {y.x + high.x, y.y + high.y};
                 }
+                *reinterpret_cast<uint2*>(out + j * 16) = {pack_bf16(low.x, low.y), pack_bf16(high.x, high.y)};
             }
         }
 }
