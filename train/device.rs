@@ -53,6 +53,15 @@ impl DeviceChoice {
         self == DeviceChoice::Emulator
     }
 
+    /// How many cards so many ranks of a machine are on.
+    pub fn cards(self, ranks: usize) -> usize {
+        match self {
+            DeviceChoice::Cpu | DeviceChoice::Emulator => 0,
+            DeviceChoice::Cuda(Some(_)) => 1,
+            DeviceChoice::Cuda(None) => ranks.min(visible()),
+        }
+    }
+
     /// Makes the devices of ranks; `kernels` keeps what is compiled for GPUs.
     ///
     /// # Errors
@@ -68,8 +77,7 @@ impl DeviceChoice {
 
 #[cfg(feature = "cuda")]
 fn cuda(number: Option<usize>, kernels: &Arc<dyn KernelStore>) -> anyhow::Result<DeviceMaker> {
-    use plica_kernels::cuda::driver;
-    let visible = driver::devices()?.len();
+    let visible = plica_kernels::cuda::driver::devices()?.len();
     anyhow::ensure!(visible > 0, "device cuda: the driver sees no GPU (CUDA_VISIBLE_DEVICES limits them)");
     if let Some(number) = number {
         anyhow::ensure!(
@@ -80,8 +88,24 @@ fn cuda(number: Option<usize>, kernels: &Arc<dyn KernelStore>) -> anyhow::Result
     let kernels = kernels.clone();
     Ok(DeviceMaker::new(&DeviceChoice::Cuda(number).to_string(), move |request| {
         let ordinal = number.unwrap_or(request.local_rank % visible);
-        Ok(driver::open(ordinal, request.threads, request.budget_bytes, kernels.clone())?)
+        Ok(plica_kernels::cuda::driver::open(
+            ordinal,
+            request.threads,
+            request.budget_bytes,
+            kernels.clone(),
+        )?)
     }))
+}
+
+/// GPUs that this process sees.
+#[cfg(feature = "cuda")]
+fn visible() -> usize {
+    plica_kernels::cuda::driver::devices().map_or(0, |all| all.len())
+}
+
+#[cfg(not(feature = "cuda"))]
+fn visible() -> usize {
+    0
 }
 
 #[cfg(not(feature = "cuda"))]

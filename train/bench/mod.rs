@@ -33,6 +33,7 @@ pub use layer::LayerBench;
 pub use overlap::OverlapBench;
 pub use pipeline::PipelineBench;
 pub use step::StepBench;
+pub(crate) use step::card_peak;
 
 use crate::report::Table;
 use crate::report::table::Align;

@@ -209,7 +209,11 @@ impl StepBench {
 }
 
 /// GFLOP a second of the best product of the run's element type on as many cards, and its name.
-fn card_peak(config: &Config, maker: &DeviceMaker, cards: usize) -> anyhow::Result<(f64, &'static str)> {
+pub(crate) fn card_peak(
+    config: &Config,
+    maker: &DeviceMaker,
+    cards: usize,
+) -> anyhow::Result<(f64, &'static str)> {
     let device = first_device(maker)?;
     let (rate, name) = match config.train.precision {
         Precision::F32 => (best_product::<f32>(&device, PEAK), "f32 GEMM"),

@@ -19,6 +19,7 @@ use plica_kernels::cuda::store::KernelStore;
 use plica_kernels::{Device, bf16, probe};
 
 use crate::agreement::Agreement;
+use crate::bench;
 use crate::checkpoint::{self, CheckpointError, Found};
 use crate::config::{Config, Precision, Resume};
 use crate::data::Data;
@@ -144,7 +145,7 @@ pub fn pretrain_on(
     let options = LaunchOptions {
         threads_per_rank: threads_per_rank(config, context.cores * ranks.machines),
         budget_bytes: context.budget_bytes,
-        device,
+        device: device.clone(),
         deadline: ranks.deadline,
         record: context.record.clone(),
     };
@@ -153,9 +154,12 @@ pub fn pretrain_on(
     }
     let threads = options.threads_per_rank * config.layout.world();
     let Some(mut report) = run(ranks.backend, options, &shared)? else { return Ok(None) };
-    if !context.quiet {
-        let device = Device::cpu(threads.min(context.cores));
-        report.peak_flops_per_s = probe::best_gemm_rate(&device).flops_per_s * ranks.machines as f64;
+    if !context.quiet && !config.run.device.is_emulated() {
+        let of_machine = match config.run.device.cards(config.layout.world().div_ceil(ranks.machines)) {
+            0 => probe::best_gemm_rate(&Device::cpu(threads.min(context.cores))).flops_per_s,
+            cards => bench::card_peak(config, &device, cards)?.0 * 1e9,
+        };
+        report.peak_flops_per_s = of_machine * ranks.machines as f64;
     }
     let counted = flops::parameters(&config.model, config.moe.as_ref());
     report.parameters = (counted.total, counted.active);
