@@ -139,7 +139,7 @@ fn a_run_on_emulated_gpus_has_the_curve_of_the_cpu_and_its_checkpoint_goes_on_th
         if precision != "f32" {
             continue;
         }
-        let mut on = |name: &str, device: &str| {
+        let on = |name: &str, device: &str| {
             let mut sets = set(device);
             sets.push("run.steps=4".into());
             sets.push(format!("run.resume={}", folder.0.join(format!("{name}-f32")).display()));
