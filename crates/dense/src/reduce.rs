@@ -6,12 +6,12 @@
 
 use plica_comm::{Mesh, Purpose, Reduce};
 use plica_folding::groups::Family;
-use plica_kernels::Float;
 use plica_kernels::ops::elementwise;
+use plica_kernels::{Float, Tensor};
 
 use crate::cx::Trainable;
 use crate::error::Error;
-use crate::param::{Grads, Params};
+use crate::param::{Grads, ParamId, Params};
 use crate::phases::{Phase, Phases};
 use crate::shard::Kept;
 use crate::shard::reduce::reduce_rest;
@@ -40,11 +40,15 @@ pub fn reduce_gradients<T: Trainable>(
 /// # Errors
 /// [`Error::Comm`].
 pub fn gradient_norm<T: Float>(params: &Params<T>, grads: &Grads<T>, mesh: &Mesh) -> Result<f64, Error> {
-    let own: f64 = params
-        .ids()
-        .filter(|id| params.sharding().counts(Kept::Gradient, *id))
-        .map(|id| elementwise::sum_of_squares(&grads.own(id)))
-        .sum();
+    let counted: Vec<ParamId> =
+        params.ids().filter(|id| params.sharding().counts(Kept::Gradient, *id)).collect();
+    // Of views all at once, so that a GPU is waited for once; of widened copies one after another.
+    let at_once = if grads.stores_accumulators() { counted.len().max(1) } else { 1 };
+    let squares = counted.chunks(at_once).flat_map(|ids| {
+        let all: Vec<Tensor<T::Acc>> = ids.iter().map(|id| grads.own(*id)).collect();
+        elementwise::sums_of_squares(&all.iter().collect::<Vec<_>>())
+    });
+    let own: f64 = squares.sum();
     let group = mesh.group(Family::World);
     Ok(group.all_reduce_f64(Purpose::Metrics, params.device(), &[own], Reduce::Sum)?[0].sqrt())
 }

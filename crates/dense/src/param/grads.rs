@@ -136,6 +136,11 @@ impl<T: Float> Grads<T> {
         }
     }
 
+    /// Whether what is stored has the accumulator type: reading it makes no copy.
+    pub(crate) fn stores_accumulators(&self) -> bool {
+        matches!(self.stored, Stored::Accumulator(_))
+    }
+
     /// Whether complete accumulators are stored and added to in place.
     fn in_place(&self) -> bool {
         matches!(self.stored, Stored::Accumulator(_)) && !self.opens()
