@@ -30,6 +30,8 @@ enum What {
     Pipeline(bench::PipelineBench),
     /// Matrix products and grouped products at the shapes of moe-small against the peak of the FMA units.
     Gemm(bench::GemmBench),
+    /// Every operation of the kernels crate on one device, beside the floor that its bytes and products set.
+    Ops(bench::OpsBench),
     /// Dispatch and combine between 2 ranks against the copy bandwidth.
     Dispatch(bench::DispatchBench),
     /// A mixture-of-experts layer, forward and backward, balanced and skewed, against the best matrix product; with --mpi
@@ -77,6 +79,12 @@ impl Bench {
             What::Fsdp(fsdp) => fsdp.run(&surroundings.measuring())?,
             What::Pipeline(pipeline) => pipeline.run(&surroundings.cargo_home, surroundings.stop)?,
             What::Gemm(gemm) => gemm.run(surroundings.cores)?,
+            What::Ops(ops) => {
+                let rows = ops.run(&surroundings.measuring())?;
+                print!("{}", bench::ops_table(&rows));
+                append(json.as_deref(), rows.iter().map(bench::OpRow::to_json_line).collect())?;
+                return Ok(ExitCode::SUCCESS);
+            }
             What::Dispatch(dispatch) => dispatch.run()?,
             What::Comm { bench, over } => {
                 return over.run(surroundings, bench.ranks(), json.as_deref(), |backend| bench.run(backend));
@@ -120,8 +128,12 @@ impl OverProcesses {
 /// Prints the figures, and appends them to a file of JSON lines.
 fn show(figures: &[Figure], json: Option<&Path>) -> anyhow::Result<()> {
     print!("{}", bench::table(figures));
+    append(json, figures.iter().map(Figure::to_json_line).collect())
+}
+
+/// Appends lines to a file, where there is one.
+fn append(json: Option<&Path>, lines: String) -> anyhow::Result<()> {
     if let Some(path) = json {
-        let lines: String = figures.iter().map(Figure::to_json_line).collect();
         let old = std::fs::read_to_string(path).unwrap_or_default();
         crate::checkpoint::store::write_whole(path, (old + &lines).as_bytes())?;
     }

@@ -7,7 +7,10 @@
 //! connects plica's processes, tcp or mpi.
 //! `cargo run -p xtask -- kernels [--nvrtc PATH] [--update]` compiles every kernel text for GPUs, without one, and holds
 //! registers, spills and tensor-core instructions against a committed table.
+//! `cargo run -p xtask -- gpu-peers PYTHON [DEVICE [OPTIONS]]` times every operation on a GPU and PyTorch on the same work
+//! (`gpu_peers.py`), and prints both in one table; OPTIONS go to the script.
 
+mod gpu_peers;
 mod kernels;
 mod peers;
 
@@ -38,7 +41,15 @@ fn main() -> Result<()> {
                 over,
             })
         }
-        other => bail!("unknown chore {other:?}; known: features, kernels, peers"),
+        Some("gpu-peers") => {
+            let arguments: Vec<String> = std::env::args().skip(2).collect();
+            let [python, rest @ ..] = arguments.as_slice() else {
+                bail!("gpu-peers needs a Python with torch")
+            };
+            let device = rest.first().map_or("cuda", String::as_str);
+            gpu_peers::run(python, device, rest.get(1..).unwrap_or_default())
+        }
+        other => bail!("unknown chore {other:?}; known: features, kernels, peers, gpu-peers"),
     }
 }
 
