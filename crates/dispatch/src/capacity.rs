@@ -170,6 +170,30 @@ impl Kept {
     }
 }
 
+/// Rows that an expert takes of each scope: the [`capacity`] of its tokens that have a slot at all.
+///
+/// # Errors
+/// As [`capacity`].
+///
+/// # Panics
+/// When the ids are fewer than the boundaries say.
+pub fn capacities(
+    expert_ids_tk: &[i32],
+    k: usize,
+    experts: usize,
+    boundaries: &[usize],
+    setting: &Capacity,
+) -> Result<Vec<usize>, DispatchError> {
+    let valid = |scope: &[usize]| {
+        let ids = &expert_ids_tk[scope[0] * k..scope[1] * k];
+        ids.chunks_exact(k.max(1)).filter(|ids| ids.iter().any(|&id| id != EMPTY_SLOT)).count()
+    };
+    boundaries
+        .windows(2)
+        .map(|scope| capacity(valid(scope), k, experts, &setting.factor, setting.min))
+        .collect()
+}
+
 /// Decides over each scope by itself: `boundaries` holds the first token of each scope and the number of
 /// tokens.
 ///
@@ -186,14 +210,7 @@ pub fn keep_mask<A: Real>(
     boundaries: &[usize],
     setting: &Capacity,
 ) -> Result<Kept, DispatchError> {
-    let valid = |scope: &[usize]| {
-        let ids = &expert_ids_tk[scope[0] * k..scope[1] * k];
-        ids.chunks_exact(k.max(1)).filter(|ids| ids.iter().any(|&id| id != EMPTY_SLOT)).count()
-    };
-    let capacities = boundaries
-        .windows(2)
-        .map(|scope| capacity(valid(scope), k, experts, &setting.factor, setting.min))
-        .collect::<Result<Vec<_>, _>>()?;
+    let capacities = capacities(expert_ids_tk, k, experts, boundaries, setting)?;
     keep_with_capacities(expert_ids_tk, weights_tk, k, experts, boundaries, &capacities, setting.policy)
 }
 

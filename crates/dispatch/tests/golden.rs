@@ -4,13 +4,16 @@
 
 use std::path::PathBuf;
 
-use plica_dispatch::capacity::{Capacity, Factor, Policy, capacity, keep_mask};
+use plica_dispatch::capacity::{Capacity, Factor, Policy, Scope, capacity, keep_mask};
 use plica_dispatch::plan::SendOrder;
+use plica_kernels::ops::capacity::{self as on_device, Preference, Scopes};
+use plica_kernels::rng::{Purpose, Stream};
+use plica_kernels::{Category, Tensor};
 
 #[path = "../../kernels/tests/golden_support.rs"]
 mod golden_support;
 
-use golden_support::{Goldens, load};
+use golden_support::{Goldens, devices, load};
 
 fn cases(goldens: &Goldens, with: &str) -> Vec<String> {
     goldens
@@ -27,6 +30,41 @@ fn integers(goldens: &Goldens, name: &str) -> Vec<i64> {
 fn ids(goldens: &Goldens, case: &str) -> (Vec<i32>, usize) {
     let (shape, values) = &goldens[&format!("{case}/topk_ids")];
     (values.iter().map(|&x| x as i32).collect(), shape[1])
+}
+
+fn preference(policy: Policy) -> Preference {
+    match policy {
+        Policy::Probability => Preference::Weight,
+        Policy::Position => Preference::Position,
+        Policy::Choice => Preference::Choice,
+    }
+}
+
+/// The operation on a device decides as this crate does, over random scopes with ties.
+#[test]
+fn random_decisions_of_a_device() {
+    let stream = Stream::new(9, Purpose::Named("decisions"));
+    for (case, device) in (0..12u64).flat_map(|case| devices(1).into_iter().map(move |d| (case, d))) {
+        let draw = |i: u64, below: u64| stream.below(case * 10_000 + i, below);
+        let (tokens, k, experts) = (draw(0, 60) as usize, 1 + draw(1, 3) as usize, 5);
+        let id = |i: u64| {
+            let (t, j) = (i / k as u64, i % k as u64);
+            if draw(100 + i, 5) == 0 { -1 } else { ((draw(1000 + t, 3) + j) % experts as u64) as i32 }
+        };
+        let ids: Vec<i32> = (0..(tokens * k) as u64).map(id).collect();
+        let weights: Vec<f64> = (0..(tokens * k) as u64).map(|i| draw(2000 + i, 4) as f64).collect();
+        let boundaries = Scope::Sequence(1 + draw(2, 30) as usize).boundaries(tokens);
+        let factor = Factor::from_ratio(3, 4).unwrap();
+        for policy in [Policy::Probability, Policy::Position, Policy::Choice] {
+            let setting = Capacity { factor, min: 0, policy, pad: false };
+            let kept = keep_mask(&ids, &weights, k, experts, &boundaries, &setting).unwrap();
+            let ids_tk = Tensor::from_slice(&device, [tokens, k], &ids, Category::Data);
+            let weights_tk = Tensor::from_slice(&device, [tokens, k], &weights, Category::Data);
+            let scopes = Scopes { boundaries: &boundaries, capacities: &kept.capacities };
+            let after = on_device::keep(&ids_tk, &weights_tk, experts, &scopes, preference(policy)).to_vec();
+            assert_eq!(after, kept.apply(&ids), "case {case}, {policy:?}");
+        }
+    }
 }
 
 #[test]
@@ -65,6 +103,13 @@ fn capacity_decisions() {
         let survivors: Vec<f64> =
             weights.iter().zip(&kept.keep_tk).map(|(w, k)| if *k { f64::from(*w) } else { 0.0 }).collect();
         assert_eq!(survivors, goldens[&format!("{case}/kept_weights")].1, "{case}: not renormalised");
+        for device in devices(1) {
+            let ids = Tensor::from_slice(&device, [tokens, k], &expert_ids, Category::Data);
+            let weights = Tensor::from_slice(&device, [tokens, k], &weights, Category::Data);
+            let scopes = Scopes { boundaries: &kept.boundaries, capacities: &kept.capacities };
+            let after = on_device::keep(&ids, &weights, experts, &scopes, preference(policy)).to_vec();
+            assert_eq!(after, kept.apply(&expert_ids), "{case}: where the weights are");
+        }
     }
 }
 

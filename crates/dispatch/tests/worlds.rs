@@ -16,7 +16,12 @@ const TOLERANCE: f64 = 1e-12;
 
 /// Runs many worlds of one grid with every dispatcher in f64 and compares each with the oracle.
 fn check_f64(grid: ExpertGrid, worlds: &[World]) {
-    run_ranks(grid.ranks(), LaunchOptions::default(), |context| -> Result<(), DispatchError> {
+    check_f64_on(LaunchOptions::default(), grid, worlds);
+}
+
+/// The same with ranks of some options.
+fn check_f64_on(options: LaunchOptions, grid: ExpertGrid, worlds: &[World]) {
+    run_ranks(grid.ranks(), options, |context| -> Result<(), DispatchError> {
         let mesh = mesh(&context, &grid);
         let mut all = dispatchers::<f64>(&mesh, grid.experts());
         if grid.ranks() == 1 {
@@ -132,6 +137,22 @@ fn padding(expert_ids_tk: &[i32], k: usize, experts: usize, draws: &mut Draws) -
 }
 
 const GRIDS: [(usize, usize); 9] = [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2), (4, 4)];
+
+/// The same worlds with the rows of every rank on an emulated GPU of its own; work runs as late as its events allow.
+#[cfg(feature = "emulator")]
+#[test]
+fn random_worlds_on_emulated_gpus() {
+    use plica_comm::DeviceMaker;
+    use plica_kernels::cuda::emulator::{EmulatorOptions, Order, Timing, device};
+    let late = EmulatorOptions { order: Order::Backward, timing: Timing::Late, ..EmulatorOptions::default() };
+    let gpus = DeviceMaker::new("emulator", move |r| Ok(device(late, r.threads, r.budget_bytes)));
+    let mut draws = Draws::new(21);
+    for (ep, etp) in [(1, 1), (2, 1), (1, 2), (2, 2)] {
+        let grid = ExpertGrid::new(ep, etp, 4).unwrap();
+        let worlds: Vec<World> = (0..4).map(|_| random_world(grid, &mut draws, false)).collect();
+        check_f64_on(LaunchOptions { device: gpus.clone(), ..LaunchOptions::default() }, grid, &worlds);
+    }
+}
 
 #[test]
 fn random_worlds() {

@@ -6,10 +6,11 @@
 use plica_comm::{Message, Purpose};
 use plica_dense::context::ContextCut;
 use plica_dense::{Cx, Phase, Trainable};
-use plica_dispatch::capacity::{Kept, keep_mask, padded_rows_of_members};
-use plica_dispatch::{Capacity, Padding, Scope};
-use plica_kernels::Tensor;
+use plica_dispatch::capacity::{Kept, capacities, keep_mask, padded_rows_of_members};
+use plica_dispatch::{Capacity, Padding, Policy, Scope};
+use plica_kernels::ops::capacity::{Preference, Scopes, keep};
 use plica_kernels::ops::router::{self, Chosen};
+use plica_kernels::{Real, Tensor};
 
 use crate::config::CapacityScope;
 use crate::error::MoeError;
@@ -94,9 +95,7 @@ impl<T: Trainable> Chooser<'_, T> {
         let step = SelectStep { experts: self.experts, layer: self.layer, seed: cx.seed, step: cx.step };
         let Some(Plain { weighting, groups, shift_e }) = self.select.plain(&step) else {
             let Selected { k, expert_ids_tk } = self.choose_on_host(logits_te, cx)?;
-            let shape = [logits_te.rows(), k];
-            let on_device = to_device(cx.device, shape, &expert_ids_tk);
-            return Ok(Chosen { expert_ids_tk: on_device, host_ids_tk: expert_ids_tk });
+            return Ok(from_host(expert_ids_tk, k, cx));
         };
         let (shift_e, bias_e) = (shift_e.as_deref(), self.bias_e);
         let rule = TopK { weighting, k: self.top_k, groups, shift_e, bias_e };
@@ -133,10 +132,16 @@ impl<T: Trainable> Chooser<'_, T> {
 
 /// What capacity left of a choice.
 pub(crate) struct AfterDrop {
-    /// Ids with dropped slots made empty, [t, k].
-    pub expert_ids_tk: Vec<i32>,
+    /// Ids with dropped slots made empty.
+    pub kept: Chosen,
     /// Zero rows that fill chunks to the capacity.
     pub padding: Option<Padding>,
+}
+
+/// Ids that were decided on the host.
+fn from_host<T: Trainable>(host_ids_tk: Vec<i32>, k: usize, cx: &Cx<T>) -> Chosen {
+    let expert_ids_tk = to_device(cx.device, [host_ids_tk.len() / k, k], &host_ids_tk);
+    Chosen { expert_ids_tk, host_ids_tk }
 }
 
 /// Drops what is beyond the capacity of a scope.
@@ -151,15 +156,17 @@ pub(crate) fn drop_by_capacity<T: Trainable>(
     let decide = |ids: &[i32], weights: &[T::Acc], scope: Scope| {
         keep_mask(ids, weights, k, experts, &scope.boundaries(ids.len() / k), capacity)
     };
-    let ids_tk = &chosen.host_ids_tk;
     if scope == CapacityScope::Rank || !is_shared(cx) {
         let scope = match scope {
             CapacityScope::Rank => Scope::Rank,
             CapacityScope::Sequence => Scope::Sequence(cx.tokens.sequence),
         };
-        let kept = decide(ids_tk, &on_host(weights_tk), scope)?;
+        let Some(weights) = weights_tk.host() else {
+            return drop_on_device(chosen, weights_tk, experts, capacity, scope);
+        };
+        let kept = decide(&chosen.host_ids_tk, weights, scope)?;
         let padding = capacity.pad.then(|| kept.padding());
-        return Ok(AfterDrop { expert_ids_tk: kept.apply(ids_tk), padding });
+        return Ok(AfterDrop { kept: from_host(kept.apply(&chosen.host_ids_tk), k, cx), padding });
     }
     let all_ids = gather_rows(&chosen.expert_ids_tk, cx)?;
     let all_weights = gather_rows(weights_tk, cx)?;
@@ -172,7 +179,30 @@ pub(crate) fn drop_by_capacity<T: Trainable>(
         let members = Members::new(cx.tokens.cut(), &tp, |row| cx.tokens.sequence_of(row));
         members.padding(&kept, &after, k, cp.rank() * tp.len() + cx.mesh.tp().rank())
     });
-    Ok(AfterDrop { expert_ids_tk: own_rows(&after, k, cx), padding })
+    Ok(AfterDrop { kept: from_host(own_rows(&after, k, cx), k, cx), padding })
+}
+
+/// The same decision where the weights are: only the ids come to the host.
+fn drop_on_device<A: Real>(
+    chosen: &Chosen,
+    weights_tk: &Tensor<A>,
+    experts: usize,
+    capacity: &Capacity,
+    scope: Scope,
+) -> Result<AfterDrop, MoeError> {
+    let boundaries = scope.boundaries(weights_tk.rows());
+    let k = weights_tk.dim(1);
+    let capacities = capacities(&chosen.host_ids_tk, k, experts, &boundaries, capacity)?;
+    let preference = match capacity.policy {
+        Policy::Probability => Preference::Weight,
+        Policy::Position => Preference::Position,
+        Policy::Choice => Preference::Choice,
+    };
+    let scopes = Scopes { boundaries: &boundaries, capacities: &capacities };
+    let expert_ids_tk = keep(&chosen.expert_ids_tk, weights_tk, experts, &scopes, preference);
+    let host_ids_tk = expert_ids_tk.to_vec();
+    let padding = capacity.pad.then(|| Padding::to_capacity(&boundaries, &capacities, experts));
+    Ok(AfterDrop { kept: Chosen { expert_ids_tk, host_ids_tk }, padding })
 }
 
 /// What each rank that shares a micro-batch holds of it, context rank by context rank.
@@ -245,7 +275,6 @@ pub(crate) fn sum_over_sharers<T: Trainable>(counts: Vec<i64>, cx: &Cx<T>) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plica_dispatch::Policy;
 
     #[test]
     fn members_share_the_zero_rows_of_their_scopes() {

@@ -1,5 +1,9 @@
 //! Small tensors of the router as host values: in place where the device's memory is the host's, else a copy.
-//! Decisions about tokens are made on the host; activations never come through here.
+//! What is decided on the host although the logits may be elsewhere: choices that see whole sequences (Sinkhorn, expert
+//! choice), rules of a user's own and forced balance, and drops in scopes that several ranks share. The plain top-k, its
+//! weights, its drops within a rank, and the sums and gradients of the losses stay on the device
+//! ([`plica_kernels::ops::router`]); expert ids come to the host for the plan of the dispatch. Activations never come
+//! through here.
 
 use std::borrow::Cow;
 

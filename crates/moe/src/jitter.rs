@@ -3,8 +3,9 @@
 //! step, index of the token in the global batch, element), so every layout and every recomputation draws the
 //! same.
 
+use plica_kernels::ops::router::jitter::jitter;
 use plica_kernels::rng::{Purpose, Stream};
-use plica_kernels::{Category, Float, Tensor};
+use plica_kernels::{Float, Tensor};
 
 /// The noise of one layer and step.
 #[derive(Clone, Copy, Debug)]
@@ -26,26 +27,14 @@ impl Jitter {
     /// # Panics
     /// When there is not one index a row.
     pub fn apply<T: Float>(&self, x_td: &Tensor<T>, indices_t: &[u64]) -> Tensor<T> {
-        assert_eq!(x_td.rows(), indices_t.len(), "one index a row");
-        let mut values = x_td.to_vec();
-        let width = x_td.row_len();
-        x_td.device().pool().for_rows_mut(&mut values, width, 16, |first_row, rows| {
-            for (t, row) in rows.chunks_exact_mut(width).enumerate() {
-                let start = indices_t[first_row + t] * width as u64;
-                for (j, x) in row.iter_mut().enumerate() {
-                    let u = 2.0 * self.stream.uniform(start + j as u64) - 1.0;
-                    *x = T::from_acc(x.to_acc() * T::Acc::from_f64(1.0 + self.epsilon * u));
-                }
-            }
-        });
-        Tensor::from_slice(x_td.device(), x_td.shape(), &values, Category::Activation)
+        jitter(x_td, indices_t, &self.stream, self.epsilon)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plica_kernels::Device;
+    use plica_kernels::{Category, Device};
 
     #[test]
     fn rows_draw_by_their_global_index_and_stay_in_range() {

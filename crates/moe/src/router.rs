@@ -13,7 +13,7 @@ use plica_kernels::ops::{elementwise, gemm};
 use plica_kernels::{Category, Float, Tensor};
 
 use crate::balance::BalanceCoefficients;
-use crate::choose::{Chooser, counts_of, drop_by_capacity};
+use crate::choose::{AfterDrop, Chooser, counts_of, drop_by_capacity};
 use crate::config::{CapacityScope, MoeConfig, Selection};
 use crate::error::MoeError;
 use crate::host::{on_host, to_device};
@@ -221,9 +221,9 @@ impl<T: Trainable> Router<T> {
                 report.kept_e = report.counts_e.clone();
                 (chosen_ids_tk.clone(), None)
             }
-            Some(after) => {
-                report.kept_e = counts_of(&after.expert_ids_tk, self.experts);
-                (to_device(cx.device, chosen_ids_tk.shape(), &after.expert_ids_tk), after.padding)
+            Some(AfterDrop { kept, padding }) => {
+                report.kept_e = counts_of(&kept.host_ids_tk, self.experts);
+                (kept.expert_ids_tk, padding)
             }
         };
         let slopes_se = self.balance_forward(&logits_te, &mut report, cx)?;

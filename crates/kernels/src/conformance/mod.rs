@@ -5,6 +5,7 @@
 mod activation;
 mod adamw;
 mod attention;
+mod capacity;
 mod copy;
 mod cross_entropy;
 mod dropout;
@@ -53,6 +54,7 @@ pub fn cases() -> Vec<Case> {
     activation::cases(&mut all);
     adamw::cases(&mut all);
     attention::cases(&mut all);
+    capacity::cases(&mut all);
     copy::cases(&mut all);
     cross_entropy::cases(&mut all);
     dropout::cases(&mut all);

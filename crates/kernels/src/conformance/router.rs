@@ -3,10 +3,12 @@
 
 use super::twin::{Pair, Twin, close, same};
 use super::{Cases, case};
-use crate::dtype::Real;
+use crate::bf16;
+use crate::dtype::{Float, Real};
 use crate::ledger::Category;
 use crate::ops::router::balance::{BalanceSums, RowSets};
 use crate::ops::router::choice::{GroupLimit, TopK};
+use crate::ops::router::jitter::jitter;
 use crate::ops::router::score::ScoreFunction;
 use crate::ops::router::weighting::{SoftmaxOrder, Weighting};
 use crate::ops::router::{
@@ -227,6 +229,19 @@ fn gates<A: Real>(twin: &Twin) -> Result<(), String> {
     Ok(())
 }
 
+fn noise<T: Float>(cases: &mut Cases) {
+    case(cases, format!("router: jitter {}", T::DTYPE), |twin| {
+        let stream = Stream::new(5, Purpose::Jitter(3));
+        for (rows, width) in [(0, 4), (1, 1), (13, 37), (3, 600)] {
+            let x = twin.normal::<T>([rows, width], 47);
+            let indices: Vec<u64> = (0..rows as u64).map(|t| t * 977 + (t << 33)).collect();
+            let [cpu, gpu] = [&x.cpu, &x.gpu].map(|x| jitter(x, &indices, &stream, 0.1));
+            close(&format!("{rows} x {width}"), &cpu, &gpu, 1.0)?;
+        }
+        Ok(())
+    });
+}
+
 fn of_type<A: Real>(cases: &mut Cases) {
     let mut add = |what: &str, run: fn(&Twin) -> Result<(), String>| {
         case(cases, format!("router: {what} {}", A::DTYPE), run);
@@ -243,4 +258,7 @@ fn of_type<A: Real>(cases: &mut Cases) {
 pub(super) fn cases(cases: &mut Cases) {
     of_type::<f32>(cases);
     of_type::<f64>(cases);
+    noise::<f32>(cases);
+    noise::<f64>(cases);
+    noise::<bf16>(cases);
 }

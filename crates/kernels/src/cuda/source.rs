@@ -37,6 +37,8 @@ sources! {
     ATTENTION = "attention", "../ops/attention.cu";
     /// Attention of bf16 heads of usual sizes on tensor cores.
     ATTENTION_TC = "attention_tc", "../ops/attention/attention_tc.cu";
+    /// Slots that keep their expert under a capacity.
+    CAPACITY = "capacity", "../ops/capacity.cu";
     /// Exact copies.
     COPY = "copy", "../ops/elementwise/copy.cu";
     /// Cross-entropy.
@@ -49,6 +51,8 @@ sources! {
     EMBEDDING = "embedding", "../ops/embedding.cu";
     /// Matrix products of every element type, without tensor cores.
     GEMM = "gemm", "../ops/gemm.cu";
+    /// Noise on a router's input.
+    JITTER = "jitter", "../ops/router/jitter.cu";
     /// LayerNorm.
     LAYER = "layer", "../ops/norm/layer.cu";
     /// Attention that keeps its probabilities.

@@ -7,6 +7,7 @@
 pub mod activation;
 pub mod adamw;
 pub mod attention;
+pub mod capacity;
 pub mod cross_entropy;
 pub mod dropout;
 pub mod elementwise;

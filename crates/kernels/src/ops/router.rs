@@ -12,6 +12,7 @@ use crate::tensor::Tensor;
 pub mod balance;
 pub mod choice;
 mod cuda;
+pub mod jitter;
 pub mod score;
 pub mod weighting;
 

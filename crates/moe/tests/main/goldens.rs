@@ -2,14 +2,18 @@
 //! their description proposes: 5e-6 * max(1, max|reference|), ids and counts exact.
 
 use plica_kernels::check::assert_close;
-use plica_moe::balance::{RowSets, balance_backward, balance_slopes, balance_sums, balance_value};
+use plica_kernels::ops::router::{self, Slopes};
+use plica_kernels::{Category, Device, Tensor};
+use plica_moe::balance::{
+    BalanceSums, RowSets, balance_backward, balance_slopes, balance_sums, balance_value,
+};
 use plica_moe::bias::update_bias;
 use plica_moe::score::{ScoreFunction, log_sum_exp};
 use plica_moe::sinkhorn::sinkhorn;
-use plica_moe::topk::{GroupLimit, select_top_k};
+use plica_moe::topk::{GroupLimit, TopK, select_top_k};
 use plica_moe::weighting::{SoftmaxOrder, Weigh, Weighting};
 
-use crate::golden_support::{Goldens, load};
+use crate::golden_support::{Goldens, devices, load};
 
 pub(crate) const TOLERANCE: f64 = 5e-6;
 
@@ -80,6 +84,25 @@ fn routing() {
         let mut grad = vec![0.0; logits.len()];
         rule.weights_backward(&logits, experts, &ids, k, &at("d_topk_weights"), &mut grad);
         assert_close(&case, &wide(&grad), &goldens[&format!("{case}/grad_logits")].1, TOLERANCE);
+        for device in devices(1) {
+            let tensor = |shape, values: &[f32]| Tensor::from_slice(&device, shape, values, Category::Data);
+            let x = tensor([tokens, experts], &logits);
+            let top_k = TopK { weighting: rule, k, groups, shift_e: None, bias_e: bias.as_deref() };
+            let chosen = router::choose(&x, &top_k, &vec![false; tokens]).expect("ranked");
+            assert_eq!(chosen.host_ids_tk, ids, "{case}");
+            let weights = router::weights_forward(&x, &rule, &chosen.expert_ids_tk).to_vec();
+            assert_close(&case, &wide(&weights), &goldens[&format!("{case}/topk_weights")].1, TOLERANCE);
+            let slopes = Slopes {
+                rule,
+                expert_ids_tk: &chosen.expert_ids_tk,
+                dweights_tk: &tensor([tokens, k], &at("d_topk_weights")),
+                rows: RowSets { sequences: 1, sequence_t: &vec![0; tokens], padding_t: &vec![false; tokens] },
+                slopes_se: &vec![0.0; experts],
+                z_slope: 0.0,
+            };
+            let grad = router::backward(&x, &slopes).to_vec();
+            assert_close(&case, &wide(&grad), &goldens[&format!("{case}/grad_logits")].1, TOLERANCE);
+        }
     }
 }
 
@@ -142,6 +165,30 @@ fn balance_case(goldens: &Goldens, case: &str) {
     let mut grad = vec![0.0; logits.len()];
     balance_backward(function, &logits, &rows, &slopes, 0.0, &mut grad);
     assert_close(case, &wide(&grad), &goldens[&format!("{case}/grad_logits")].1, TOLERANCE);
+    for device in devices(1) {
+        let (found, grad) = on_device(&device, function, (&logits, experts, k), &rows, &slopes, 0.0);
+        assert_eq!(found.counts_se, sums.counts_se, "{case}");
+        assert_close(case, &found.score_sums_se, &sums.score_sums_se, TOLERANCE);
+        assert_close(case, &grad, &goldens[&format!("{case}/grad_logits")].1, TOLERANCE);
+    }
+}
+
+/// Sums and gradient of the losses alone, by the operations on a device.
+fn on_device(
+    device: &Device,
+    score: ScoreFunction,
+    (logits, experts, k): (&[f32], usize, usize),
+    rows: &RowSets<'_>,
+    slopes_se: &[f64],
+    z_slope: f64,
+) -> (BalanceSums, Vec<f64>) {
+    let tokens = rows.padding_t.len();
+    let x = Tensor::from_slice(device, [tokens, experts], logits, Category::Data);
+    let expert_ids_tk = &Tensor::full(device, [tokens, k], -1, Category::Data);
+    let dweights_tk = &Tensor::zeros(device, [tokens, k], Category::Data);
+    let rule = Weighting { score, ..softmax_rule(false) };
+    let slopes = Slopes { rule, expert_ids_tk, dweights_tk, rows: *rows, slopes_se, z_slope };
+    (router::sums(score, &x, k, rows), wide(&router::backward(&x, &slopes).to_vec()))
 }
 
 #[test]
@@ -172,6 +219,12 @@ fn z_loss() {
         let mut grad = vec![0.0; logits.len()];
         balance_backward(ScoreFunction::Softmax, &logits, &rows, &vec![0.0; experts], slope, &mut grad);
         assert_close(&case, &wide(&grad), &goldens[&format!("{case}/grad_logits")].1, TOLERANCE);
+        for device in devices(1) {
+            let (function, no_slopes) = (ScoreFunction::Softmax, vec![0.0; experts]);
+            let (found, grad) = on_device(&device, function, (&logits, experts, 1), &rows, &no_slopes, slope);
+            assert_close(&case, &[found.z_sum], &[sums.z_sum], TOLERANCE);
+            assert_close(&case, &grad, &goldens[&format!("{case}/grad_logits")].1, TOLERANCE);
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::world::{Cut, Problem, assert_same, run};
 const TOLERANCE: f64 = 1e-10;
 
 /// Everything on at once, where it may be.
-fn full() -> Problem {
+pub(crate) fn full() -> Problem {
     let mut config = MoeConfig::new(4, 2, 4);
     config.balance = BalanceCoefficients { micro: 0.3, sequence: 0.2, global: 0.4, z: 0.05 };
     config.shared = Some(SharedExperts { ffn: 4, gate: true });
@@ -22,7 +22,7 @@ fn full() -> Problem {
     Problem::new(config)
 }
 
-fn capacity(factor: &str, policy: Policy, pad: bool) -> Capacity {
+pub(crate) fn capacity(factor: &str, policy: Policy, pad: bool) -> Capacity {
     Capacity { factor: factor.parse().expect("a factor"), min: 0, policy, pad }
 }
 

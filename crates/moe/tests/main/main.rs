@@ -4,6 +4,8 @@ mod context;
 mod faults;
 mod fixture;
 mod goldens;
+#[cfg(feature = "emulator")]
+mod gpus;
 mod gradients;
 mod layer_goldens;
 mod layouts;

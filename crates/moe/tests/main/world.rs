@@ -186,7 +186,8 @@ impl<T: Trainable> Rank<T> {
             .iter()
             .map(|w: &T| T::from_f64(w.to_f64() * problem.router_scale))
             .collect();
-        params.value_mut(router).host_mut().expect("host memory").copy_from_slice(&scaled);
+        let weight = params.value_mut(router);
+        *weight = Tensor::from_slice(&context.device, weight.shape(), &scaled, weight.category());
         let mut grads = Grads::zeros(&params);
         grads.put_off(cut.put_off.then(plica_dense::PutOffKey::default));
         let device = context.device.clone();
@@ -365,6 +366,14 @@ pub fn run<T: Trainable>(problem: &Problem, cut: &Cut) -> Outcome
 where
     Box<dyn Select<T::Acc>>: FromMake,
 {
+    run_with::<T>(LaunchOptions::default(), problem, cut)
+}
+
+/// The same with ranks of some options.
+pub fn run_with<T: Trainable>(options: LaunchOptions, problem: &Problem, cut: &Cut) -> Outcome
+where
+    Box<dyn Select<T::Acc>>: FromMake,
+{
     let Cut { layout, .. } = cut;
     let body = |context: RankContext| -> Result<RankOutcome, Error> {
         let mut rank = Rank::<T>::new(problem, cut, &context)?;
@@ -381,8 +390,7 @@ where
         }
         Ok(outcome)
     };
-    let ranks = run_ranks(layout.world, LaunchOptions::default(), body)
-        .unwrap_or_else(|error| panic!("{cut:?}: {error}"));
+    let ranks = run_ranks(layout.world, options, body).unwrap_or_else(|error| panic!("{cut:?}: {error}"));
     let mut report = MoeReport::default();
     ranks.iter().for_each(|rank| report.add(&rank.report));
     let len = problem.tokens() * problem.width;
