@@ -13,25 +13,44 @@ pub enum DeviceChoice {
     /// CPU threads.
     #[default]
     Cpu,
-    /// A GPU a rank: of this number, or the visible ones dealt out to the ranks of a machine.
-    Cuda(Option<usize>),
+    /// A GPU a rank: of this number, or the visible ones dealt out to the ranks of a machine; and what moves tensors
+    /// between ranks.
+    Cuda(Option<usize>, Between),
     /// The emulated GPU: the kernels of GPUs on the CPU, slowly.
     Emulator,
+}
+
+/// What moves tensors between ranks on GPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Between {
+    /// NCCL where every rank can use it, else what the ranks were started over.
+    #[default]
+    Any,
+    /// NCCL, or no run.
+    Nccl,
+    /// What the ranks were started over: threads, TCP or MPI.
+    Host,
 }
 
 impl FromStr for DeviceChoice {
     type Err = String;
 
     fn from_str(text: &str) -> Result<DeviceChoice, String> {
-        match text.split_once(':') {
+        let (device, between) = match text.split_once('+') {
+            None => (text, Between::Any),
+            Some((device, "nccl")) => (device, Between::Nccl),
+            Some((device, "host")) => (device, Between::Host),
+            Some((_, other)) => return Err(format!("{text:?}: {other:?} is none of nccl and host")),
+        };
+        match device.split_once(':') {
             None if text == "cpu" => Ok(DeviceChoice::Cpu),
-            None if text == "cuda" => Ok(DeviceChoice::Cuda(None)),
+            None if device == "cuda" => Ok(DeviceChoice::Cuda(None, between)),
             None if text == "emulator" => Ok(DeviceChoice::Emulator),
             Some(("cuda", number)) if number.bytes().all(|b| b.is_ascii_digit()) => {
                 let number = number.parse().map_err(|_| format!("{text:?} names no GPU"))?;
-                Ok(DeviceChoice::Cuda(Some(number)))
+                Ok(DeviceChoice::Cuda(Some(number), between))
             }
-            _ => Err(format!("{text:?} is none of cpu, cuda, cuda:N and emulator")),
+            _ => Err(format!("{text:?} is none of cpu, cuda, cuda:N, cuda+nccl, cuda+host and emulator")),
         }
     }
 }
@@ -40,8 +59,15 @@ impl std::fmt::Display for DeviceChoice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             DeviceChoice::Cpu => f.write_str("cpu"),
-            DeviceChoice::Cuda(None) => f.write_str("cuda"),
-            DeviceChoice::Cuda(Some(number)) => write!(f, "cuda:{number}"),
+            DeviceChoice::Cuda(number, between) => {
+                f.write_str("cuda")?;
+                number.map_or(Ok(()), |number| write!(f, ":{number}"))?;
+                f.write_str(match between {
+                    Between::Any => "",
+                    Between::Nccl => "+nccl",
+                    Between::Host => "+host",
+                })
+            }
             DeviceChoice::Emulator => f.write_str("emulator"),
         }
     }
@@ -57,8 +83,8 @@ impl DeviceChoice {
     pub fn cards(self, ranks: usize) -> usize {
         match self {
             DeviceChoice::Cpu | DeviceChoice::Emulator => 0,
-            DeviceChoice::Cuda(Some(_)) => 1,
-            DeviceChoice::Cuda(None) => ranks.min(visible()),
+            DeviceChoice::Cuda(Some(_), _) => 1,
+            DeviceChoice::Cuda(None, _) => ranks.min(visible()),
         }
     }
 
@@ -69,15 +95,20 @@ impl DeviceChoice {
     pub fn maker(self, kernels: &Arc<dyn KernelStore>) -> anyhow::Result<DeviceMaker> {
         match self {
             DeviceChoice::Cpu => Ok(DeviceMaker::cpu()),
-            DeviceChoice::Cuda(number) => cuda(number, kernels),
+            DeviceChoice::Cuda(number, between) => cuda(number, between, kernels),
             DeviceChoice::Emulator => emulator(),
         }
     }
 }
 
 #[cfg(feature = "cuda")]
-fn cuda(number: Option<usize>, kernels: &Arc<dyn KernelStore>) -> anyhow::Result<DeviceMaker> {
-    let visible = plica_kernels::cuda::driver::devices()?.len();
+fn cuda(
+    number: Option<usize>,
+    between: Between,
+    kernels: &Arc<dyn KernelStore>,
+) -> anyhow::Result<DeviceMaker> {
+    use plica_kernels::cuda::driver;
+    let visible = driver::devices()?.len();
     anyhow::ensure!(visible > 0, "device cuda: the driver sees no GPU (CUDA_VISIBLE_DEVICES limits them)");
     if let Some(number) = number {
         anyhow::ensure!(
@@ -86,15 +117,35 @@ fn cuda(number: Option<usize>, kernels: &Arc<dyn KernelStore>) -> anyhow::Result
         );
     }
     let kernels = kernels.clone();
-    Ok(DeviceMaker::new(&DeviceChoice::Cuda(number).to_string(), move |request| {
+    let maker = DeviceMaker::new(&DeviceChoice::Cuda(number, between).to_string(), move |request| {
         let ordinal = number.unwrap_or(request.local_rank % visible);
-        Ok(plica_kernels::cuda::driver::open(
-            ordinal,
-            request.threads,
-            request.budget_bytes,
-            kernels.clone(),
-        )?)
-    }))
+        Ok(driver::open(ordinal, request.threads, request.budget_bytes, kernels.clone())?)
+    });
+    connected(maker, between, if number.is_some() { 1 } else { visible })
+}
+
+/// Devices between which tensors travel as chosen; a machine has `gpus` for its ranks.
+#[cfg(feature = "nccl")]
+fn connected(maker: DeviceMaker, between: Between, gpus: usize) -> anyhow::Result<DeviceMaker> {
+    use plica_comm::nccl::{Library, Nccl, Offer};
+    let nccl = match (Library::load(None), between) {
+        (_, Between::Host) => return Ok(maker),
+        (Err(error), Between::Nccl) => anyhow::bail!("device {}: {error}", maker.name()),
+        (library, _) => library.map(Nccl::new).map_err(|error| error.to_string()),
+    };
+    // Who asks for it may also share a GPU: the library says what it needs for that.
+    let is_required = between == Between::Nccl;
+    Ok(maker.over_nccl(Offer { nccl, gpus, shares_gpus: is_required, is_required }))
+}
+
+#[cfg(all(feature = "cuda", not(feature = "nccl")))]
+fn connected(maker: DeviceMaker, between: Between, _: usize) -> anyhow::Result<DeviceMaker> {
+    anyhow::ensure!(
+        between != Between::Nccl,
+        "device {}: this plica was built without NCCL; build it with `cargo build --release --features nccl`",
+        maker.name()
+    );
+    Ok(maker)
 }
 
 /// GPUs that this process sees.
@@ -109,7 +160,7 @@ fn visible() -> usize {
 }
 
 #[cfg(not(feature = "cuda"))]
-fn cuda(_: Option<usize>, _: &Arc<dyn KernelStore>) -> anyhow::Result<DeviceMaker> {
+fn cuda(_: Option<usize>, _: Between, _: &Arc<dyn KernelStore>) -> anyhow::Result<DeviceMaker> {
     anyhow::bail!(
         "device cuda: this plica was built without GPUs; build it with `cargo build --release --features cuda`, or \
          leave the device out for the CPU"
@@ -140,10 +191,11 @@ mod tests {
 
     #[test]
     fn devices_are_read_as_they_are_written() {
-        for text in ["cpu", "cuda", "cuda:0", "cuda:17", "emulator"] {
+        for text in ["cpu", "cuda", "cuda:0", "cuda:17", "cuda+nccl", "cuda:2+host", "emulator"] {
             assert_eq!(text.parse::<DeviceChoice>().map(|device| device.to_string()), Ok(text.into()));
         }
-        for text in ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "cpu:0", "cuda:99999999999999999999"] {
+        let wrong = ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "cpu:0", "cuda:99999999999999999999"];
+        for text in wrong.into_iter().chain(["cuda+", "cuda+tcp", "cpu+nccl", "emulator+host"]) {
             let told = text.parse::<DeviceChoice>().expect_err(text);
             assert!(told.contains(&format!("{text:?}")), "{told}");
         }
@@ -153,7 +205,7 @@ mod tests {
     fn what_is_not_there_is_one_sentence_with_its_remedy() {
         let kernels: Arc<dyn KernelStore> = Arc::new(MemoryStore::default());
         for (device, built) in [
-            (DeviceChoice::Cuda(None), cfg!(feature = "cuda")),
+            (DeviceChoice::Cuda(None, Between::Any), cfg!(feature = "cuda")),
             (DeviceChoice::Emulator, cfg!(feature = "emulator")),
         ] {
             if let (Err(error), false) = (device.maker(&kernels), built) {

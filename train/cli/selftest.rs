@@ -24,6 +24,18 @@ Examples:
   plica selftest --device emulator --quick     the same kernels on the CPU, a minute (--features emulator)
   plica selftest --device cuda --filter attention";
 
+/// Variable that lets NCCL take several ranks on one GPU; it reads it when it is loaded.
+const SHARED_GPU: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
+
+/// Runs this command in a process of its own in which ranks may share a GPU over NCCL.
+fn again_with_a_shared_gpu() -> anyhow::Result<ExitCode> {
+    let mut command = std::process::Command::new(std::env::current_exe()?);
+    // Multicast between GPUs is not for ranks that share one.
+    command.args(std::env::args_os().skip(1)).env(SHARED_GPU, "1").env("NCCL_NVLS_ENABLE", "0");
+    let code = command.status()?.code().unwrap_or(1);
+    Ok(u8::try_from(code).map_or(ExitCode::FAILURE, ExitCode::from))
+}
+
 /// Arguments of `plica selftest`.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER)]
@@ -51,8 +63,12 @@ pub(super) struct SelfTestCommand {
 impl SelfTestCommand {
     pub(super) fn run(self, surroundings: &Surroundings) -> anyhow::Result<ExitCode> {
         let golden = self.golden.or_else(|| std::env::var_os("PLICA_GOLDEN").map(PathBuf::from));
+        let shares_gpus = std::env::var_os(SHARED_GPU).is_some_and(|value| value == "1");
+        if cfg!(feature = "nccl") && matches!(self.device, DeviceChoice::Cuda(..)) && !shares_gpus {
+            return again_with_a_shared_gpu();
+        }
         let device = self.device.maker(&surroundings.kernels)?;
-        let test = SelfTest { device, golden, quick: self.quick, filter: self.filter };
+        let test = SelfTest { device, golden, quick: self.quick, filter: self.filter, shares_gpus };
         let checks = test.checks()?;
         anyhow::ensure!(!checks.is_empty(), "--filter '{}': no check has that in its name", test.filter);
         if self.list {

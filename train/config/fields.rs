@@ -74,7 +74,7 @@ pub(super) const FIELDS: &[(&str, Kind, &str)] = &[
     ("run.checkpoint_every", Kind::Count, "steps between checkpoints; 0: only at the end"),
     ("run.resume", Kind::NoneText, "run folder or checkpoint to continue from; \"latest\": newest in run.dir"),
     ("run.keep", Kind::Count, "how many checkpoints stay; 0: all"),
-    ("run.device", Kind::Text, "what the ranks compute on: cpu; cuda (the visible GPUs are dealt out to the ranks of a machine) or cuda:N; emulator (GPU kernels on the CPU, to test them)"),
+    ("run.device", Kind::Text, "what the ranks compute on: cpu; cuda (the visible GPUs are dealt out to the ranks of a machine) or cuda:N, over NCCL where all ranks can use it (cuda+nccl: or no run; cuda+host: never); emulator (GPU kernels on the CPU, to test them)"),
     ("model.vocab", Kind::AutoCount, "vocabulary; auto: 258 for text (256 bytes, document start, padding)"),
     ("model.d_model", Kind::Count, "width of the residual stream"),
     ("model.layers", Kind::Count, "transformer blocks"),

@@ -17,13 +17,13 @@ use crate::verify::{Filter, all_cases, verify_on};
 /// Of the cases of an operation family, the quick form takes each so manieth.
 const QUICK_OPERATIONS: usize = 4;
 /// The same of the cases of the communication.
-const QUICK_SUITE: usize = 5;
+pub(super) const QUICK_SUITE: usize = 5;
 /// Ranks of the compared layouts, and each so manieth case.
 const LAYOUTS: (usize, usize) = (4, 4);
 /// The same of the quick form.
 const QUICK_LAYOUTS: (usize, usize) = (2, 60);
 
-fn verdict(result: Result<(), String>) -> Verdict {
+pub(super) fn verdict(result: Result<(), String>) -> Verdict {
     result.map_or_else(Verdict::Failed, |()| Verdict::Passed)
 }
 

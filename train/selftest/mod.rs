@@ -4,6 +4,8 @@
 //! Leaves out speed (`plica bench`) and ranks in other processes (`plica verify --over tcp --device cuda`).
 
 mod checks;
+#[cfg(feature = "nccl")]
+mod over_nccl;
 mod table;
 
 use std::path::PathBuf;
@@ -25,6 +27,8 @@ pub struct SelfTest {
     pub quick: bool,
     /// Only checks whose family and name contain this text.
     pub filter: String,
+    /// Whether NCCL is told that ranks share a GPU (`NCCL_MULTI_RANK_GPU_ENABLE=1`).
+    pub shares_gpus: bool,
 }
 
 /// What came out of a check.
@@ -84,6 +88,8 @@ impl SelfTest {
     pub fn checks(&self) -> anyhow::Result<Vec<Check>> {
         let mut all = checks::operations(self);
         all.extend(checks::communication(self));
+        #[cfg(feature = "nccl")]
+        all.extend(over_nccl::checks(self));
         all.extend(checks::golden_models(self)?);
         all.extend(checks::layouts(self));
         all.retain(|check| format!("{}: {}", check.family, check.name).contains(&self.filter));
