@@ -17,7 +17,7 @@ use crate::tensor::Tensor;
 
 /// Half of the distance of neighbouring bf16 values, relative.
 const ROUNDING: f64 = 1.0 / 256.0;
-/// Sums of some hundred terms in f32, and exponentials.
+/// Sums of some hundred terms in f32, and exponentials, relative to the terms.
 const SUMS: f64 = 2e-5;
 
 #[derive(Clone, Copy, Debug)]
@@ -55,29 +55,31 @@ const SIZES: [Sizes; 9] = [
     sizes((2, 1, 64), &[0, 50], &[30..50], &[0..0]),
 ];
 
-/// Values and the sum of the magnitudes of what they are made of.
+/// Values, the sum of the magnitudes of what they are made of, and that of what those are made of: dS is a difference
+/// of sums, whose errors in f32 go by their own terms.
 struct Sums {
     values: Vec<f64>,
     magnitudes: Vec<f64>,
+    noise: Vec<f64>,
 }
 
 impl Sums {
     fn new(len: usize) -> Sums {
-        Sums { values: vec![0.0; len], magnitudes: vec![0.0; len] }
+        Sums { values: vec![0.0; len], magnitudes: vec![0.0; len], noise: vec![0.0; len] }
     }
 
-    fn add(&mut self, at: usize, value: f64) {
+    fn add(&mut self, at: usize, value: f64, noise: f64) {
         self.values[at] += value;
         self.magnitudes[at] += value.abs();
+        self.noise[at] += noise.abs();
     }
 
     /// Whether `got` is within the bound of its type.
     fn check<T: Float>(&self, what: &str, got: &Tensor<T>) -> Result<(), String> {
         let own = if T::DTYPE == crate::DType::Bf16 { ROUNDING } else { 0.0 };
-        let largest = self.magnitudes.iter().copied().fold(0.0, f64::max);
         for (i, got) in got.to_vec().into_iter().map(T::to_f64).enumerate() {
             let (value, sum) = (self.values[i], self.magnitudes[i]);
-            let bound = ROUNDING * (1.0 + ROUNDING) * sum + own * value.abs() * 1.01 + SUMS * largest;
+            let bound = ROUNDING * (1.0 + ROUNDING) * sum + own * value.abs() * 1.01 + SUMS * self.noise[i];
             // Also false for what is no number.
             let near = (got - value).abs() <= bound;
             if !near {
@@ -94,6 +96,10 @@ fn wide<T: Float>(x: &Tensor<T>) -> Vec<f64> {
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn magnitude(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| (a * b).abs()).sum()
 }
 
 struct Inputs {
@@ -166,17 +172,19 @@ impl Inputs {
                 let own = rows.iter().map(|(_, score)| score.exp()).sum::<f64>().ln();
                 lse.push(own);
                 let (given_out, own) =
-                    given.map_or((&out.values[..0], own), |(o, l)| (&o[at..at + d], l[i * heads + head]));
+                    given.map_or((&[][..], own), |(o, l)| (&o[at..at + d], l[i * heads + head]));
                 let total = sinks.as_ref().map_or(own, |s| (own.exp() + s[head].exp()).ln());
                 let delta = if given.is_some() { dot(&dout[at..at + d], given_out) } else { 0.0 };
                 for (row, score) in rows {
                     let p = (score - total).exp();
-                    let ds = scale * p * (dot(&dout[at..at + d], &v[row..row + d]) - delta);
+                    let (dout_row, v_row) = (&dout[at..at + d], &v[row..row + d]);
+                    let ds = scale * p * (dot(dout_row, v_row) - delta);
+                    let noise = scale * p * (magnitude(dout_row, v_row) + magnitude(dout_row, given_out));
                     for x in 0..d {
-                        out.add(at + x, p * v[row + x]);
-                        dv.add(row + x, p * dout[at + x]);
-                        dq.add(at + x, ds * k[row + x]);
-                        dk.add(row + x, ds * q[at + x]);
+                        out.add(at + x, p * v[row + x], p * v[row + x]);
+                        dv.add(row + x, p * dout[at + x], p * dout[at + x]);
+                        dq.add(at + x, ds * k[row + x], noise * k[row + x]);
+                        dk.add(row + x, ds * q[at + x], noise * q[at + x]);
                     }
                 }
             }
