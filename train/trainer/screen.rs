@@ -13,6 +13,7 @@ use super::Shared;
 use crate::checkpoint::CheckpointError;
 use crate::checkpoint::store::write_whole;
 use crate::config::Config;
+use crate::device::DeviceChoice;
 use crate::metrics::{StepRecord, keep_through};
 use crate::model::flops;
 use crate::report::human;
@@ -65,6 +66,11 @@ pub(super) fn announce(shared: &Shared<'_>, threads: usize) {
     println!("run        {} in {}", config.run.name, shared.folder.display());
     println!("model      {} parameters, {} a token", human::count(count.total), human::count(count.active));
     println!("layout     {}, {threads} thread(s) each", layout_text(config));
+    match config.run.device {
+        DeviceChoice::Cpu => {}
+        DeviceChoice::Emulator => println!("device     emulator: its speed is not that of any GPU"),
+        device => println!("device     {device}"),
+    }
     let data = shared.data.summary();
     if data.train_tokens > 0 {
         println!(
