@@ -180,8 +180,13 @@ fn a_published_layer_on_emulated_gpus() {
 
 #[test]
 fn the_self_test_of_an_emulated_gpu_passes_and_tells_what_it_leaves_out() {
-    let test =
-        |filter: &str| SelfTest { device: emulated(), golden: None, quick: true, filter: filter.into() };
+    let test = |filter: &str| SelfTest {
+        device: emulated(),
+        golden: None,
+        quick: true,
+        filter: filter.into(),
+        shares_gpus: false,
+    };
     let all = test("").checks().expect("a list of checks");
     for family in ["norm", "attention", "gemm", "communication", "golden models", "layouts"] {
         assert!(all.iter().any(|check| check.family == family), "{family}");
