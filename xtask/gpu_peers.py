@@ -261,6 +261,7 @@ class Bench:
 
 NAMES = {
     "grouped_nt, one expert has 30 %": "grouped_nt_skewed",
+    "grouped_nt, sizes on the device": "grouped_nt",
     "matmul_nt, the grouped one's work": "matmul_nt",
     "take_columns, half": "take_columns",
     "sum_in_order, 4 parts": "sum_in_order",

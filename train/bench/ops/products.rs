@@ -3,7 +3,7 @@
 
 use plica_kernels::ops::attention::{AttentionSpec, attention_backward, attention_forward};
 use plica_kernels::ops::gemm::{accumulate_tn, matmul_nn, matmul_nt};
-use plica_kernels::ops::grouped_gemm::{grouped_accumulate_tn, grouped_nn, grouped_nt};
+use plica_kernels::ops::grouped_gemm::{grouped_accumulate_tn, grouped_nn, grouped_nt, grouped_nt_on_device};
 use plica_kernels::{Category, Device, Tensor, bf16};
 
 use super::cases::{Work, repeated, values};
@@ -12,6 +12,7 @@ use super::sizes::Sizes;
 pub(super) fn all(sizes: &Sizes) -> Vec<Work> {
     let mut works = dense(sizes);
     works.extend(grouped(sizes));
+    works.extend(grouped_otherwise(sizes));
     works.extend(attention(sizes));
     works
 }
@@ -92,6 +93,30 @@ fn grouped(sizes: &Sizes) -> Vec<Work> {
             repeated(move || matmul_nt(&x, &w))
         })
         .forming(flop),
+    ]
+}
+
+/// The same work with sizes that only the device knows, and with eight times as many experts of an eighth of the width.
+fn grouped_otherwise(sizes: &Sizes) -> Vec<Work> {
+    let (r, k) = (sizes.rows * sizes.top_k, sizes.width);
+    let work = |op: &'static str, n: usize, e: usize, on_device: bool| {
+        let named = [("rows", r), ("k", k), ("n", n), ("experts", e)];
+        let bytes = 2 * (r * k + e * n * k + r * n);
+        Work::moving(op, "bf16", &named, bytes, move |device| {
+            let (x, w) = (values::<bf16>(device, &[r, k], 1), values::<bf16>(device, &[e, n, k], 2));
+            let counts = counts(r, e, false);
+            let list: Vec<i32> = counts.iter().map(|count| *count as i32).collect();
+            let list = Tensor::from_slice(device, [e], &list, Category::Data);
+            repeated(move || match on_device {
+                true => grouped_nt_on_device(&x, &w, &list),
+                false => grouped_nt(&x, &w, &counts),
+            })
+        })
+        .forming(2 * r * k * n)
+    };
+    vec![
+        work("grouped_nt, sizes on the device", sizes.ffn, sizes.experts, true),
+        work("grouped_nt", sizes.ffn / 8, 8 * sizes.experts, false),
     ]
 }
 
