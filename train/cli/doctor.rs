@@ -59,6 +59,7 @@ impl Doctor {
     pub(super) fn run(self, surroundings: &Surroundings) -> anyhow::Result<ExitCode> {
         let mut all = vec![program(), processor(surroundings.cores), memory()];
         all.extend(graphics());
+        all.push(emulator());
         all.push(nccl());
         all.push(kernel_cache(surroundings.kernel_cache.as_deref()));
         all.push(mpi());
@@ -211,6 +212,17 @@ fn gpu(device: &plica_kernels::cuda::runtime::Description) -> Finding {
         "shared_bytes_max": device.shared_bytes_max,
     });
     finding(format!("GPU {}", device.ordinal), State::Found, text, facts)
+}
+
+fn emulator() -> Finding {
+    let (state, text) = match cfg!(feature = "emulator") {
+        true => (State::Found, "kernels of GPUs run on the CPU with `--device emulator`"),
+        false => (
+            State::Off,
+            "built without the feature `emulator`: build with `--features emulator`, which needs a C++ compiler",
+        ),
+    };
+    finding("emulator", state, text, Value::Null)
 }
 
 #[cfg(not(feature = "nccl"))]

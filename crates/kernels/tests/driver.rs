@@ -311,8 +311,8 @@ fn launches_that_cannot_be_are_refused_by_name() {
     static BROKEN: Source = Source { name: "broken", text: "#error" };
     let text = refused(&Launch { source: &BROKEN, ..add_one(&two, 0) });
     assert_eq!(text, "kernel text broken.cu does not compile for sm_90a:\nx.cu(1): error: e");
-    // Above 48 KiB a kernel must be allowed to, once for each larger amount (attribute 8).
-    for (wanted, asked) in [(49_152, 0), (60_000, 1), (50_000, 1), (100_000, 2)] {
+    // A kernel is allowed its dynamic shared memory once for each larger amount (attribute 8).
+    for (wanted, asked) in [(0, 0), (49_152, 1), (60_000, 2), (50_000, 2), (100_000, 3)] {
         gpu.launch(Stream::Compute, &add_one(&two, wanted)).expect("starts");
         assert_eq!(count(&log, "attribute 8 "), asked, "{wanted}");
     }

@@ -37,7 +37,7 @@ const fn whole(heads: usize, kv_heads: usize, d: usize, dv: usize, documents: &'
 #[expect(clippy::single_range_in_vec_init, reason = "lists of runs, some of one run")]
 const SIZES: [Sizes; 9] = [
     whole(2, 1, 5, 3, &[0, 0]),
-    // One key: with a sink, since without one its gradient is the difference of two equal sums.
+    // One key, with a sink; `one_key` is without.
     Sizes { sinks: true, ..whole(2, 2, 3, 5, &[0, 1]) },
     whole(4, 2, 7, 6, &[0, 7, 8, 8, 19]),
     whole(1, 1, 40, 33, &[0, 3, 5, 66, 70, 131, 132]),
@@ -230,11 +230,26 @@ fn repeats<T: Float>(twin: &Twin) -> Result<(), String> {
     super::twin::same("dv again", &a.dv, &b.dv)
 }
 
+/// Queries that see one key each, themselves: the output is the value, and no score has a gradient, exactly.
+fn one_key<T: Float>(twin: &Twin) -> Result<(), String> {
+    let sizes = whole(4, 2, 7, 6, &[0, 1, 2, 3]);
+    let (x, spec) = (sizes.inputs::<T>(twin), sizes.spec());
+    let kept = x.gpu().forward(&spec);
+    let grads = x.gpu().backward(&kept, &spec);
+    for (name, grad) in [("dq", &grads.dq), ("dk", &grads.dk)] {
+        if let Some(value) = grad.to_vec().iter().find(|value| value.to_f64() != 0.0) {
+            return Err(format!("{name} of one key holds {value:?}"));
+        }
+    }
+    close("dv of one key", &x.cpu().backward(&x.cpu().forward(&spec), &spec).dv, &grads.dv, 8.0)
+}
+
 fn of_type<T: Float>(cases: &mut Cases) {
     case(cases, format!("attention: both passes {}", T::DTYPE), |twin| {
         SIZES.iter().try_for_each(|sizes| both_passes::<T>(twin, sizes))
     });
     case(cases, format!("attention: unaligned rows {}", T::DTYPE), unaligned::<T>);
+    case(cases, format!("attention: one key a query {}", T::DTYPE), one_key::<T>);
     case(cases, format!("attention: sinks {}", T::DTYPE), sinks::<T>);
     case(cases, format!("attention: the same bits again {}", T::DTYPE), repeats::<T>);
     case(cases, format!("attention: merge {}", T::DTYPE), parts::<T::Acc>);

@@ -240,6 +240,14 @@ DEVICE void sink_gradients(const T* sinks, const acc_t<T>* totals, const acc_t<T
     }
 }
 
+// dS = P (dP - D) of one score. A probability of one leaves nothing to the other keys: D is dP, and their difference is
+// noise of two sums in different orders where the gradient is zero.
+template <class A> DEVICE A score_gradient(A p, A dp, A delta) {
+    constexpr A NOISE = sizeof(A) == 8 ? A(4e-15) : A(5e-7);
+    bool is_certain = p > A(1) - NOISE && p < A(1) + NOISE;
+    return p == A(0) || is_certain ? A(0) : p * (dp - delta);
+}
+
 // dq [queries, heads, d] = scale dS K with dS = P (dO V^T - D): a block 32 queries of a head.
 template <class T, class O>
 DEVICE void backward_queries(const T* dout, const T* q, const T* k, const T* v, const acc_t<T>* totals, const acc_t<T>* d_rows,
@@ -273,7 +281,7 @@ DEVICE void backward_queries(const T* dout, const T* q, const T* k, const T* v, 
                 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     A p = run[i].holds(key + tile_x() + 16 * j) ? exp_of(s[i][j] * scale - total[i]) : A(0);
-                    tile[(4 * tile_y() + i) * TILE_ROW + tile_x() + 16 * j] = p == A(0) ? A(0) : p * (dp[i][j] - delta[i]);
+                    tile[(4 * tile_y() + i) * TILE_ROW + tile_x() + 16 * j] = score_gradient(p, dp[i][j], delta[i]);
                 }
             product_nn(sums, tile, key_rows, key, d, chunks);
         }
@@ -316,7 +324,7 @@ DEVICE void backward_keys(const T* dout, const T* q, const T* k, const T* v, con
                     for (int i = 0; i < 4; i++) {
                         p[i][j] = run.holds(first + 4 * tile_y() + i) ? exp_of(p[i][j] * scale - total) : A(0);
                         tile[(4 * tile_y() + i) * TILE_ROW + tile_x() + 16 * j] = p[i][j];
-                        if (dk) ds[i][j] = p[i][j] == A(0) ? A(0) : p[i][j] * (ds[i][j] - delta);
+                        if (dk) ds[i][j] = score_gradient(p[i][j], ds[i][j], delta);
                     }
                 }
                 if (dvalues) product_nn(dv_sums, tile, gradients, query, dv, chunks);

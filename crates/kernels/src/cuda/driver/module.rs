@@ -20,7 +20,8 @@ struct Function {
     function: Handle<sys::CUfunc_st>,
     /// Where the driver can tell it.
     parameters: Option<usize>,
-    /// Dynamic shared memory that a launch may ask for.
+    /// Dynamic shared memory that a launch may ask for: what was asked for before. (48 KiB are allowed without asking, but
+    /// the static memory of the kernel counts among them.)
     shared_bytes: usize,
 }
 
@@ -29,9 +30,6 @@ struct Module {
     module: Handle<sys::CUmod_st>,
     functions: HashMap<String, Function>,
 }
-
-/// What a block may ask for without being allowed to.
-const SHARED_BYTES_USUAL: usize = 48 * 1024;
 
 /// The kernels of one rank.
 #[derive(Debug)]
@@ -122,8 +120,8 @@ impl Modules {
                 return Err(refused("the text has no such kernel".into()));
             }
             code.of("cuModuleGetFunction")?;
-            let shared_bytes = SHARED_BYTES_USUAL;
-            let new = Function { function: Handle(function), parameters: parameters(function), shared_bytes };
+            let new =
+                Function { function: Handle(function), parameters: parameters(function), shared_bytes: 0 };
             module.functions.insert(launch.kernel.into(), new);
         }
         let function = module.functions.get_mut(launch.kernel).expect("inserted above");
