@@ -111,11 +111,7 @@ impl StepBench {
         let measured = ranks.into_iter().next().expect("rank 0");
         let rss = peak_rss_mib();
         if self.phases && !config.run.device.is_emulated() {
-            let total: f64 = measured.seconds.iter().sum::<f64>() * 1e9;
-            for (phase, ns) in &measured.phases {
-                let of = *ns as f64;
-                println!("{phase:<20} {:8.1} ms {:5.1} %", of / 1e6 / self.steps as f64, 100.0 * of / total);
-            }
+            self.print_phases(&measured);
         }
         let tokens = (config.train.global_batch * config.train.seq_len) as f64;
         let flop = flops::step_flops(
@@ -128,15 +124,7 @@ impl StepBench {
             None => format!("{world} rank(s) × {threads} thread(s)"),
             Some((name, _)) => format!("{world} rank(s) on {} × {name}", cards.len()),
         };
-        let setting = format!(
-            "{}, {}, {place}, tp {} dp {} ep {} etp {}",
-            self.preset,
-            config.train.precision.name(),
-            config.layout.tp(),
-            config.layout.dp(),
-            config.layout.ep(),
-            config.layout.etp()
-        );
+        let setting = self.setting(&config, &place);
         if config.run.device.is_emulated() {
             return Ok(vec![Figure {
                 what: "work of a training step".into(),
@@ -169,6 +157,29 @@ impl StepBench {
         let roofline = Some(roofline);
         let work = Figure { value, range, unit: "GFLOP/s", roofline, ..speed.clone() };
         Ok(vec![speed, work])
+    }
+
+    /// What was run, in words.
+    fn setting(&self, config: &Config, place: &str) -> String {
+        let layout = &config.layout;
+        format!(
+            "{}, {}, {place}, tp {} dp {} ep {} etp {}",
+            self.preset,
+            config.train.precision.name(),
+            layout.tp(),
+            layout.dp(),
+            layout.ep(),
+            layout.etp()
+        )
+    }
+
+    /// Where the time of a step went on rank 0.
+    fn print_phases(&self, measured: &Measured) {
+        let total: f64 = measured.seconds.iter().sum::<f64>() * 1e9;
+        for (phase, ns) in &measured.phases {
+            let of = *ns as f64;
+            println!("{phase:<20} {:8.1} ms {:5.1} %", of / 1e6 / self.steps as f64, 100.0 * of / total);
+        }
     }
 
     fn rank<T: Trainable>(

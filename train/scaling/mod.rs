@@ -72,8 +72,8 @@ pub struct Costs {
 /// How the bytes of a collective travel.
 #[derive(Clone, Copy)]
 enum Route {
-    /// Round a ring of all members, in that many rounds of it.
-    Ring(f64),
+    /// Round a ring of all members.
+    Ring,
     /// From each to each.
     Pairs,
     /// To one neighbour.
@@ -95,118 +95,120 @@ impl Case {
     /// As [`Case::layout`].
     pub fn costs(&self, cluster: &Cluster) -> Result<Costs, LayoutError> {
         let layout = self.layout()?;
-        let shape = &self.shape;
         let size = |family| layout.group_size(family) as f64;
-        let (tp, cp, pp) = (size(Family::Tp), size(Family::Cp), size(Family::Pp));
-        let (ep, etp) = (size(Family::Ep), size(Family::Etp));
-        let micro_batches = self.micro_batches as f64;
-        // Layers of the fullest stage, and those of them that have experts.
-        let layers = (shape.layers as f64 / pp).ceil();
-        let moe_layers = layers.min((shape.layers - shape.dense_layers) as f64);
-        let dense_layers =
-            if shape.dense_layers > 0 { layers - (layers - shape.dense_layers as f64).max(0.0) } else { 0.0 };
-        let tokens_cp = self.sequence as f64 / cp;
-        let row_bytes = ELEMENT_BYTES * shape.d_model as f64;
-        let stage = tokens_cp * row_bytes;
-
-        let mut axes = Vec::new();
-        let mut add = |axis, family, collectives: f64, sent_bytes: f64, route| {
-            if layout.group_size(family) > 1 {
-                axes.push(self.axis_cost(&layout, cluster, (axis, family, route), collectives, sent_bytes));
-            }
-        };
-        // Gather and reduce-scatter of the rows, forward and backward, for attention and for a dense MLP; experts take
-        // their rows as they are cut.
-        let halves = layers + dense_layers;
-        let tp_calls = 4.0 * halves * micro_batches;
-        add("TP rows", Family::Tp, tp_calls, tp_calls * stage * (tp - 1.0) / tp, Route::Ring(1.0));
-        // Keys and values once round the ring, and with their gradients once more.
-        let kv_bytes = tokens_cp * ELEMENT_BYTES * shape.kv_width as f64 / tp;
-        let hops = (cp - 1.0) * layers * micro_batches;
-        add("CP ring", Family::Cp, 3.0 * hops, 3.0 * hops * kv_bytes, Route::Neighbour);
-        // Rows there and back, and their gradients.
-        let routed = tokens_cp / tp * shape.top_k as f64;
-        let ep_calls = 4.0 * moe_layers * micro_batches;
-        add(
-            "EP dispatch and combine",
-            Family::Ep,
-            ep_calls,
-            ep_calls * routed * row_bytes * (ep - 1.0) / ep,
-            Route::Pairs,
-        );
-        add(
-            "ETP rows of experts",
-            Family::Etp,
-            ep_calls,
-            ep_calls * routed * row_bytes * (etp - 1.0),
-            Route::Ring(1.0),
-        );
-        // A middle stage sends its output on and its input's gradient back.
-        let borders = 2.0 * micro_batches;
-        add("PP borders", Family::Pp, borders, borders * stage / tp, Route::Neighbour);
-        let (dense, expert) = shape.parameters_of_rank(&layout);
-        // Gradients in f32 to shards, weights in bf16 from them, once a step.
-        let replicas = |family, parameters: f64| {
-            let d = size(family);
-            parameters * (4.0 + ELEMENT_BYTES) * (d - 1.0) / d
-        };
-        add("DP sums and weights, dense", Family::DpCp, 2.0, replicas(Family::DpCp, dense), Route::Ring(1.0));
-        add(
-            "EDP sums and weights, experts",
-            Family::Edp,
-            2.0,
-            replicas(Family::Edp, expert),
-            Route::Ring(1.0),
-        );
+        let (pp, micro_batches) = (size(Family::Pp), self.micro_batches as f64);
+        let mut axes = self.axes_of_micro_batches(&layout, cluster);
+        axes.extend(self.axes_of_replicas(&layout, cluster));
+        let (dense, expert) = self.shape.parameters_of_rank(&layout);
         let state = |family, parameters: f64| parameters * (KEPT_BYTES + SHARDED_BYTES / size(family));
         let tokens = self.sequence as f64 * micro_batches * size(Family::Dp);
+        let flops = self.shape.step_flops(self.sequence, tokens);
         Ok(Costs {
             axes,
-            compute_seconds: shape.step_flops(self.sequence, tokens) / layout.world() as f64 / cluster.flops,
+            compute_seconds: flops / layout.world() as f64 / cluster.flops,
             bubble: (pp - 1.0) / (micro_batches + pp - 1.0),
             state_bytes: state(Family::DpCp, dense) + state(Family::Edp, expert),
             tokens,
         })
     }
 
-    fn axis_cost(
-        &self,
-        layout: &Layout,
-        cluster: &Cluster,
-        (axis, family, route): (&'static str, Family, Route),
-        collectives: f64,
-        sent_bytes: f64,
-    ) -> AxisCost {
-        let members = layout.group_of(family, 0);
-        let ranks = members.len();
-        let nodes = plica_folding::node_count(&members, layout.ranks_per_node());
-        let leaves_node = nodes > 1;
-        let (near, far) = (cluster.near, cluster.far);
-        let others = ranks as f64 - 1.0;
-        let elsewhere = match route {
-            Route::Ring(_) => f64::from(u8::from(leaves_node)),
-            Route::Neighbour => f64::from(u8::from(layout.node_of(members[0]) != layout.node_of(members[1]))),
-            Route::Pairs => {
-                let here = members.iter().filter(|&&rank| layout.node_of(rank) == layout.node_of(members[0]));
-                (ranks - here.count()) as f64 / others
-            }
-        };
-        let latency = match route {
-            // Every round passes every member once: as many steps over the network as there are nodes.
-            Route::Ring(rounds) => {
-                let far_steps = if leaves_node { nodes as f64 - 1.0 } else { 0.0 };
-                rounds * (far_steps * far.alpha + (others - far_steps) * near.alpha)
-            }
-            Route::Pairs | Route::Neighbour => {
-                if elsewhere > 0.0 {
-                    far.alpha
-                } else {
-                    near.alpha
-                }
-            }
-        };
-        let bytes_time = sent_bytes * (elsewhere / far.beta + (1.0 - elsewhere) / near.beta);
-        let seconds = collectives * (cluster.start + latency) + bytes_time;
-        AxisCost { axis, ranks, leaves_node, collectives, sent_bytes, seconds }
+    /// What every micro-batch costs, times their number.
+    fn axes_of_micro_batches(&self, layout: &Layout, cluster: &Cluster) -> Vec<AxisCost> {
+        let shape = &self.shape;
+        let size = |family| layout.group_size(family) as f64;
+        let (tp, cp, pp) = (size(Family::Tp), size(Family::Cp), size(Family::Pp));
+        let (ep, etp) = (size(Family::Ep), size(Family::Etp));
+        let micro_batches = self.micro_batches as f64;
+        // Layers of the fullest stage, and those of them that may have experts, or a dense MLP.
+        let layers = (shape.layers as f64 / pp).ceil();
+        let moe_layers = layers.min((shape.layers - shape.dense_layers) as f64);
+        let dense_layers = layers.min(shape.dense_layers as f64);
+        let tokens_cp = self.sequence as f64 / cp;
+        let row_bytes = ELEMENT_BYTES * shape.d_model as f64;
+        let stage = tokens_cp * row_bytes;
+        // Gather and reduce-scatter of the rows, forward and backward, for attention and for a dense MLP; experts take
+        // their rows as they are cut.
+        let tp_calls = 4.0 * (layers + dense_layers) * micro_batches;
+        let tp_bytes = stage * (tp - 1.0) / tp;
+        // Keys and values once round the ring, and with their gradients once more.
+        let kv_bytes = tokens_cp * ELEMENT_BYTES * shape.kv_width as f64 / tp;
+        let hops = 3.0 * (cp - 1.0) * layers * micro_batches;
+        // Rows there and back, and their gradients.
+        let routed_bytes = tokens_cp / tp * shape.top_k as f64 * row_bytes;
+        let ep_calls = 4.0 * moe_layers * micro_batches;
+        // A middle stage sends its output on and its input's gradient back.
+        let borders = 2.0 * micro_batches;
+        let rows = [
+            ("TP rows", Family::Tp, Route::Ring, tp_calls, tp_bytes),
+            ("CP ring", Family::Cp, Route::Neighbour, hops, kv_bytes),
+            ("EP dispatch and combine", Family::Ep, Route::Pairs, ep_calls, routed_bytes * (ep - 1.0) / ep),
+            ("ETP rows of experts", Family::Etp, Route::Ring, ep_calls, routed_bytes * (etp - 1.0)),
+            ("PP borders", Family::Pp, Route::Neighbour, borders, stage / tp),
+        ];
+        rows.into_iter()
+            .filter(|(_, family, ..)| layout.group_size(*family) > 1)
+            .map(|(axis, family, route, calls, bytes)| {
+                axis_cost(layout, cluster, (axis, family, route), calls, calls * bytes)
+            })
+            .collect()
     }
+
+    /// What the sums of gradients and the gathers of weights cost, once a step.
+    fn axes_of_replicas(&self, layout: &Layout, cluster: &Cluster) -> Vec<AxisCost> {
+        let (dense, expert) = self.shape.parameters_of_rank(layout);
+        let rows = [
+            ("DP sums and weights, dense", Family::DpCp, dense),
+            ("EDP sums and weights, experts", Family::Edp, expert),
+        ];
+        rows.into_iter()
+            .filter(|(_, family, _)| layout.group_size(*family) > 1)
+            .map(|(axis, family, parameters)| {
+                // Gradients in f32 to shards, weights in bf16 from them.
+                let d = layout.group_size(family) as f64;
+                let bytes = parameters * (4.0 + ELEMENT_BYTES) * (d - 1.0) / d;
+                axis_cost(layout, cluster, (axis, family, Route::Ring), 2.0, bytes)
+            })
+            .collect()
+    }
+}
+
+/// Bytes and time of one axis.
+fn axis_cost(
+    layout: &Layout,
+    cluster: &Cluster,
+    (axis, family, route): (&'static str, Family, Route),
+    collectives: f64,
+    sent_bytes: f64,
+) -> AxisCost {
+    let members = layout.group_of(family, 0);
+    let ranks = members.len();
+    let nodes = plica_folding::node_count(&members, layout.ranks_per_node());
+    let leaves_node = nodes > 1;
+    let (near, far) = (cluster.near, cluster.far);
+    let others = ranks as f64 - 1.0;
+    let elsewhere = match route {
+        Route::Ring => f64::from(u8::from(leaves_node)),
+        Route::Neighbour => f64::from(u8::from(layout.node_of(members[0]) != layout.node_of(members[1]))),
+        Route::Pairs => {
+            let here = members.iter().filter(|&&rank| layout.node_of(rank) == layout.node_of(members[0]));
+            (ranks - here.count()) as f64 / others
+        }
+    };
+    let latency = match route {
+        // Every round passes every member once: as many steps over the network as there are nodes.
+        Route::Ring => {
+            let far_steps = if leaves_node { nodes as f64 - 1.0 } else { 0.0 };
+            far_steps * far.alpha + (others - far_steps) * near.alpha
+        }
+        Route::Pairs | Route::Neighbour => {
+            if elsewhere > 0.0 {
+                far.alpha
+            } else {
+                near.alpha
+            }
+        }
+    };
+    let bytes_time = sent_bytes * (elsewhere / far.beta + (1.0 - elsewhere) / near.beta);
+    let seconds = collectives * (cluster.start + latency) + bytes_time;
+    AxisCost { axis, ranks, leaves_node, collectives, sent_bytes, seconds }
 }
