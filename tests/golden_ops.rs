@@ -185,11 +185,11 @@ fn source(file: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// The source of a test function: from its name to the next function.
+/// The source of a test function and of what stands between it and the next test: what it does on each device.
 fn body(file: &str, test: &str) -> Option<String> {
     let text = source(file);
     let (_, rest) = text.split_once(&format!("#[test]\nfn {test}() {{"))?;
-    Some(rest.split("\nfn ").next().unwrap_or(rest).to_string())
+    Some(rest.split("\n#[test]").next().unwrap_or(rest).to_string())
 }
 
 #[test]

@@ -36,13 +36,13 @@ const INDEX: &[(&str, &str, &[&str])] = &[
     ("S06", "crates/moe", &["s06_drop_order_and_a_dropped_token", "s06_padding_takes_no_place"]),
     (
         "S07",
-        "crates/moe",
+        "crates/kernels",
         &[
             "s07_ties_go_to_the_lowest_expert_and_selection_is_not_rounded",
-            "s07_ties_choose_the_lowest_experts_in_every_layout",
+            "s07_ties_go_to_the_lowest_index_and_close_logits_are_told_apart",
         ],
     ),
-    ("S07", "crates/kernels", &["s07_ties_go_to_the_lowest_index_and_close_logits_are_told_apart"]),
+    ("S07", "crates/moe", &["s07_ties_choose_the_lowest_experts_in_every_layout"]),
     (
         "S08",
         "crates/moe",
@@ -50,11 +50,8 @@ const INDEX: &[(&str, &str, &[&str])] = &[
     ),
     ("S08", "crates/kernels", &["s08_a_nan_row_is_refused_with_its_number"]),
     ("S08", "tests", &["s08_weights_that_are_nan_stop_the_run_and_the_checkpoint_stays"]),
-    (
-        "S09",
-        "crates/moe",
-        &["s09_top_1_and_the_two_orders", "s09_a_top_1_router_that_cannot_learn_is_refused"],
-    ),
+    ("S09", "crates/moe", &["s09_a_top_1_router_that_cannot_learn_is_refused"]),
+    ("S09", "crates/kernels", &["s09_top_1_and_the_two_orders"]),
     ("S09", "train", &["s09_one_expert_with_renormalisation"]),
     ("S10", "crates/dense", &["s10_expert_gradient_scale_does_not_depend_on_ep"]),
     ("S10", "tests", &["s10_expert_gradients_of_the_engine_do_not_depend_on_ep"]),
