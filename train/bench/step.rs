@@ -154,8 +154,7 @@ impl StepBench {
                 (probe::best_gemm_rate(&device).flops_per_s / 1e9, "f32 GEMM")
             }
         };
-        let roofline = Some(roofline);
-        let work = Figure { value, range, unit: "GFLOP/s", roofline, ..speed.clone() };
+        let work = Figure { value, range, unit: "GFLOP/s", roofline: Some(roofline), ..speed.clone() };
         Ok(vec![speed, work])
     }
 

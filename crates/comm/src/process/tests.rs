@@ -282,6 +282,6 @@ fn consulting_costs_one_message_and_an_answer_and_names_who_does_not_come() {
         let expected: Vec<u8> = (0..5u32).flat_map(|rank| (50_000 * rank).to_le_bytes()).collect();
         assert_eq!(answer, expected);
         assert!(differs.contains("an exchange of config") && differs.contains("an exchange of version"));
-        assert!(late.as_ref().is_none_or(|text| text.contains("missing") && text.contains('1')), "{late:?}");
+        assert!(late.as_ref().is_none_or(|text| text.contains("not arrived: [1]")), "{late:?}");
     }
 }
