@@ -28,9 +28,9 @@ pub(super) fn checks(test: &SelfTest) -> Vec<Check> {
         let checked = device.make(&request).and_then(|device| check_alone(alone.clone(), &device));
         verdict(checked.map_err(|error| error.to_string()))
     })];
-    let reason = match nccl.library.version() {
+    let reason = match nccl.loaded.version() {
         version if version < VERSION_SHARED_GPU => {
-            Some(format!("ranks share a GPU from NCCL 2.30 on, this is {}", nccl.library.version_text()))
+            Some(format!("ranks share a GPU from NCCL 2.30 on, this is {}", nccl.loaded.version_text()))
         }
         _ if !test.shares_gpus => Some("NCCL_MULTI_RANK_GPU_ENABLE=1 is not set".to_string()),
         _ => None,

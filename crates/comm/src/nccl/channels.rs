@@ -159,9 +159,9 @@ impl World {
         let mut channels = lock(&self.channels);
         let mut id = None;
         if !channels.outgoing.contains_key(&to) {
-            let made = self.nccl.library.unique_id().map_err(|e| self.refused(&waiting, &e))?;
+            let made = self.nccl.loaded.unique_id().map_err(|e| self.refused(&waiting, &e))?;
             self.make_current(&waiting)?;
-            let handle = Handle::join(&self.nccl.library, made, (0, 2), self.nccl.ctas_max);
+            let handle = Handle::join(&self.nccl.loaded, made, (0, 2), self.nccl.ctas_max);
             let handle = Arc::new(handle.map_err(|e| self.refused(&waiting, &e))?);
             self.enter(&handle);
             let stream = channels.stream();
@@ -377,7 +377,7 @@ impl World {
         if let Some(id) = id {
             let of = self.waiting_for(from, incoming, &head);
             self.make_current(&of)?;
-            let handle = Handle::join(&self.nccl.library, id, (1, 2), self.nccl.ctas_max);
+            let handle = Handle::join(&self.nccl.loaded, id, (1, 2), self.nccl.ctas_max);
             let handle = Arc::new(handle.map_err(|e| self.refused(&of, &e))?);
             self.enter(&handle);
             incoming.link = Some((handle, channels.stream()));

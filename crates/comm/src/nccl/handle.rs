@@ -20,7 +20,7 @@ unsafe impl Send for StreamPointer {}
 
 /// A communicator, from the moment when it is asked for.
 pub(super) struct Handle {
-    library: Arc<Library>,
+    loaded: Arc<Library>,
     /// Where the library writes the communicator, perhaps later than the call returns.
     place: Box<AtomicPtr<c_void>>,
     /// Whether it may still be used.
@@ -51,7 +51,7 @@ fn reduction(op: Reduce) -> c_int {
 impl Handle {
     fn new(library: &Arc<Library>, parent: Option<Arc<Handle>>) -> Handle {
         let place = Box::new(AtomicPtr::new(std::ptr::null_mut()));
-        Handle { library: library.clone(), place, is_live: Mutex::new(true), parent }
+        Handle { loaded: library.clone(), place, is_live: Mutex::new(true), parent }
     }
 
     /// Begins to join the communicator of `id` as `rank` of `size`.
@@ -77,7 +77,7 @@ impl Handle {
         key: usize,
         ctas_max: Option<u32>,
     ) -> Result<Option<Handle>, NcclError> {
-        let child = Handle::new(&self.library, Some(self.clone()));
+        let child = Handle::new(&self.loaded, Some(self.clone()));
         let mut config = Config::asynchronous(ctas_max);
         let number = color.map_or(NO_COLOR, |color| color as c_int);
         let place = child.place.as_ptr();
@@ -99,7 +99,7 @@ impl Handle {
 
     fn call(&self, name: &'static str, call: impl FnOnce(&Functions, Raw) -> c_int) -> Result<(), NcclError> {
         let (_live, raw) = self.live(name)?;
-        self.library.check(name, call(&self.library.functions, raw), raw)
+        self.loaded.check(name, call(&self.loaded.functions, raw), raw)
     }
 
     /// Whether all calls so far have been taken up. The errors of them, and later ones of the network, are told here.
@@ -116,9 +116,9 @@ impl Handle {
         }
         let mut state = 0;
         // SAFETY: a live communicator; writes one integer.
-        let code = unsafe { (self.library.functions.comm_async_error)(raw, &mut state) };
-        self.library.check("ncclCommGetAsyncError", code, raw)?;
-        self.library.check("a communicator", state, raw)?;
+        let code = unsafe { (self.loaded.functions.comm_async_error)(raw, &mut state) };
+        self.loaded.check("ncclCommGetAsyncError", code, raw)?;
+        self.loaded.check("a communicator", state, raw)?;
         Ok(state != IN_PROGRESS)
     }
 
@@ -143,17 +143,17 @@ impl Handle {
         calls: impl FnOnce(&mut Batch<'_>),
     ) -> Result<(), NcclError> {
         let (_live, raw) = self.live("ncclGroupStart")?;
-        let functions = &self.library.functions;
+        let functions = &self.loaded.functions;
         // SAFETY: begins a group of this thread, which is ended below.
         let code = unsafe { (functions.group_start)() };
-        self.library.check("ncclGroupStart", code, raw)?;
-        let mut batch = Batch { library: &self.library, raw, stream: stream.0, first: Ok(()) };
+        self.loaded.check("ncclGroupStart", code, raw)?;
+        let mut batch = Batch { loaded: &self.loaded, raw, stream: stream.0, first: Ok(()) };
         calls(&mut batch);
         let first = batch.first;
         // SAFETY: ends the group that was begun above.
         let code = unsafe { (functions.group_end)() };
         // A refused call also fails the end; it is the cause.
-        first.and(self.library.check("ncclGroupEnd", code, raw))
+        first.and(self.loaded.check("ncclGroupEnd", code, raw))
     }
 
     /// Ends everything that goes on, on the GPU too. Later calls are refused.
@@ -162,8 +162,8 @@ impl Handle {
         let raw = self.place.load(Ordering::Acquire);
         if std::mem::replace(&mut *is_live, false) && !raw.is_null() {
             // SAFETY: a live communicator, which nobody uses any more.
-            let code = unsafe { (self.library.functions.comm_abort)(raw) };
-            if let Err(error) = self.library.check("ncclCommAbort", code, std::ptr::null_mut()) {
+            let code = unsafe { (self.loaded.functions.comm_abort)(raw) };
+            if let Err(error) = self.loaded.check("ncclCommAbort", code, std::ptr::null_mut()) {
                 tracing::warn!("{error}");
             }
         }
@@ -188,8 +188,8 @@ impl Handle {
         let (mut is_live, raw) = self.live("ncclCommDestroy")?;
         *is_live = false;
         // SAFETY: a live communicator, which nobody uses any more.
-        let code = unsafe { (self.library.functions.comm_destroy)(raw) };
-        self.library.check("ncclCommDestroy", code, std::ptr::null_mut())
+        let code = unsafe { (self.loaded.functions.comm_destroy)(raw) };
+        self.loaded.check("ncclCommDestroy", code, std::ptr::null_mut())
     }
 }
 
@@ -202,7 +202,7 @@ impl Drop for Handle {
 /// Calls that are queued together. Addresses are of device memory with room for `count` elements, and stay valid until
 /// the stream has passed: the caller of [`Handle::batch`] sees to both. The first error is kept.
 pub(super) struct Batch<'a> {
-    library: &'a Arc<Library>,
+    loaded: &'a Arc<Library>,
     raw: Raw,
     stream: *mut c_void,
     first: Result<(), NcclError>,
@@ -211,12 +211,12 @@ pub(super) struct Batch<'a> {
 impl Batch<'_> {
     fn note(&mut self, call: &'static str, code: c_int) {
         if self.first.is_ok() {
-            self.first = self.library.check(call, code, self.raw);
+            self.first = self.loaded.check(call, code, self.raw);
         }
     }
 
     pub(super) fn all_reduce(&mut self, from: u64, to: u64, count: usize, dtype: DType, op: Reduce) {
-        let call = self.library.functions.all_reduce;
+        let call = self.loaded.functions.all_reduce;
         let (from, to) = (from as *const c_void, to as *mut c_void);
         // SAFETY: a live communicator and stream; the addresses are the caller's promise.
         let code =
@@ -225,7 +225,7 @@ impl Batch<'_> {
     }
 
     pub(super) fn all_gather(&mut self, from: u64, to: u64, count: usize, dtype: DType) {
-        let call = self.library.functions.all_gather;
+        let call = self.loaded.functions.all_gather;
         let (from, to) = (from as *const c_void, to as *mut c_void);
         // SAFETY: as in `all_reduce`; the output has room for `count` elements of every member.
         let code = unsafe { call(from, to, count, element_type(dtype), self.raw, self.stream) };
@@ -234,7 +234,7 @@ impl Batch<'_> {
 
     /// Sums; every member gets `count` elements.
     pub(super) fn reduce_scatter(&mut self, from: u64, to: u64, count: usize, dtype: DType) {
-        let call = self.library.functions.reduce_scatter;
+        let call = self.loaded.functions.reduce_scatter;
         let (from, to, sum) = (from as *const c_void, to as *mut c_void, reduction(Reduce::Sum));
         // SAFETY: as in `all_reduce`; the input has `count` elements for every member.
         let code = unsafe { call(from, to, count, element_type(dtype), sum, self.raw, self.stream) };
@@ -243,7 +243,7 @@ impl Batch<'_> {
 
     /// Sums to one member; only there is `to` written.
     pub(super) fn sum_to(&mut self, root: usize, from: u64, to: u64, count: usize, dtype: DType) {
-        let call = self.library.functions.reduce;
+        let call = self.loaded.functions.reduce;
         let (from, to, sum) = (from as *const c_void, to as *mut c_void, reduction(Reduce::Sum));
         // SAFETY: as in `all_reduce`.
         let code =
@@ -253,7 +253,7 @@ impl Batch<'_> {
 
     /// Only the root's `from` is read.
     pub(super) fn broadcast(&mut self, root: usize, from: u64, to: u64, count: usize, dtype: DType) {
-        let call = self.library.functions.broadcast;
+        let call = self.loaded.functions.broadcast;
         let (from, to) = (from as *const c_void, to as *mut c_void);
         // SAFETY: as in `all_reduce`.
         let code =
@@ -262,7 +262,7 @@ impl Batch<'_> {
     }
 
     pub(super) fn send(&mut self, peer: usize, from: u64, count: usize, dtype: DType) {
-        let call = self.library.functions.send;
+        let call = self.loaded.functions.send;
         let from = from as *const c_void;
         // SAFETY: as in `all_reduce`.
         let code = unsafe { call(from, count, element_type(dtype), peer as c_int, self.raw, self.stream) };
@@ -270,7 +270,7 @@ impl Batch<'_> {
     }
 
     pub(super) fn receive(&mut self, peer: usize, to: u64, count: usize, dtype: DType) {
-        let call = self.library.functions.receive;
+        let call = self.loaded.functions.receive;
         let to = to as *mut c_void;
         // SAFETY: as in `all_reduce`.
         let code = unsafe { call(to, count, element_type(dtype), peer as c_int, self.raw, self.stream) };

@@ -38,7 +38,7 @@ impl Offer {
     /// The library, where `local_ranks` ranks of a machine can use it.
     fn for_ranks(&self, local_ranks: usize) -> Result<&Nccl, String> {
         let nccl = self.nccl.as_ref().map_err(String::clone)?;
-        let version = nccl.library.version();
+        let version = nccl.loaded.version();
         if local_ranks <= self.gpus || (self.shares_gpus && version >= VERSION_SHARED_GPU) {
             return Ok(nccl);
         }
@@ -46,7 +46,7 @@ impl Offer {
             "{local_ranks} ranks of this machine share {} GPUs: that needs NCCL 2.30 (this is {}) and \
              NCCL_MULTI_RANK_GPU_ENABLE=1",
             self.gpus,
-            nccl.library.version_text()
+            nccl.loaded.version_text()
         ))
     }
 
@@ -65,7 +65,7 @@ impl Offer {
         }
         let own = self.for_ranks(local_ranks);
         let mut note = match &own {
-            Ok(nccl) => nccl.library.version().to_le_bytes().to_vec(),
+            Ok(nccl) => nccl.loaded.version().to_le_bytes().to_vec(),
             Err(reason) => [&0i32.to_le_bytes()[..], reason.as_bytes()].concat(),
         };
         note.resize(NOTE_BYTES, 0);

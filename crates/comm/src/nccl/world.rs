@@ -22,7 +22,7 @@ use crate::error::{CommError, Waiting};
 #[derive(Clone, Debug)]
 pub struct Nccl {
     /// The loaded library.
-    pub library: Arc<Library>,
+    pub loaded: Arc<Library>,
     /// Whether all members tell each other, on the host and before each collective, what it is: a mismatch or a missing
     /// rank is named then before NCCL waits for it. On in debug builds.
     pub check_order: bool,
@@ -33,7 +33,7 @@ pub struct Nccl {
 impl Nccl {
     /// The usual settings.
     pub fn new(library: Arc<Library>) -> Nccl {
-        Nccl { library, check_order: cfg!(debug_assertions), ctas_max: None }
+        Nccl { loaded: library, check_order: cfg!(debug_assertions), ctas_max: None }
     }
 }
 
@@ -293,14 +293,14 @@ impl World {
             return Ok(handle.clone());
         }
         let own = match control.rank() {
-            0 => self.nccl.library.unique_id().map_err(|error| self.refused(of, &error))?,
+            0 => self.nccl.loaded.unique_id().map_err(|error| self.refused(of, &error))?,
             _ => UniqueId([0; 128]),
         };
         let bytes = heads::from_first(control, &self.host, &own.0).map_err(|e| heads::told_of(e, of))?;
         let id = UniqueId(bytes.try_into().expect("an id has 128 bytes"));
         self.make_current(of)?;
         let place = (control.rank(), control.size());
-        let handle = Handle::join(&self.nccl.library, id, place, self.nccl.ctas_max)
+        let handle = Handle::join(&self.nccl.loaded, id, place, self.nccl.ctas_max)
             .map_err(|error| self.refused(of, &error))?;
         self.admit(Arc::new(handle), control, of)
     }

@@ -15,7 +15,7 @@ use crate::suite::{Launcher, Program};
 
 /// The library as its test sees it.
 pub(super) struct Fake {
-    pub(super) library: Arc<Library>,
+    pub(super) loaded: Arc<Library>,
     symbols: libloading::Library,
     folder: PathBuf,
 }
@@ -46,10 +46,10 @@ impl Fake {
     /// The library for one test; none where there is no C compiler.
     pub(super) fn new(test: &str) -> Option<Fake> {
         let (folder, file) = compile(test, &[])?;
-        let library = Library::load(Some(&file)).expect("the fake library loads");
+        let loaded = Library::load(Some(&file)).expect("the fake library loads");
         // SAFETY: the file is loaded already; the fake has no initialisers.
         let symbols = unsafe { libloading::Library::new(&file) }.expect("the same file");
-        Some(Fake { library, symbols, folder })
+        Some(Fake { loaded, symbols, folder })
     }
 
     /// Calls of a function so far.
@@ -112,7 +112,7 @@ impl OverFake<'_> {
         let make = DeviceMaker::new("emulator", move |request| {
             Ok(device(emulator, request.threads, request.budget_bytes))
         });
-        let nccl = Nccl { check_order: self.check_order, ..Nccl::new(self.fake.library.clone()) };
+        let nccl = Nccl { check_order: self.check_order, ..Nccl::new(self.fake.loaded.clone()) };
         let offer = Offer { nccl: Ok(nccl), gpus: self.gpus, shares_gpus: false, is_required: true };
         LaunchOptions { device: make.over_nccl(offer), ..options }
     }
@@ -140,7 +140,7 @@ fn libraries_that_cannot_be_used() {
 #[test]
 fn a_library_says_its_version_and_path() {
     let Some(fake) = Fake::new("probe") else { return };
-    assert_eq!((fake.library.version(), fake.library.version_text().as_str()), (23_007, "2.30.7"));
-    let text = super::super::probe(Some(fake.library.path()));
+    assert_eq!((fake.loaded.version(), fake.loaded.version_text().as_str()), (23_007, "2.30.7"));
+    let text = super::super::probe(Some(fake.loaded.path()));
     assert!(text.starts_with("NCCL 2.30.7, /") && text.ends_with("libnccl.so.2"), "{text}");
 }

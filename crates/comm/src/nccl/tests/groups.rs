@@ -151,11 +151,11 @@ fn one_rank_gets_back_what_it_gave() {
     let Some(fake) = Fake::new("alone") else { return };
     for timing in [Timing::Immediate, Timing::Late] {
         let options = EmulatorOptions { timing, ..EmulatorOptions::default() };
-        check_alone(Nccl::new(fake.library.clone()), &device(options, 1, None)).expect("gives back");
+        check_alone(Nccl::new(fake.loaded.clone()), &device(options, 1, None)).expect("gives back");
     }
     assert_eq!(fake.calls("ncclReduceScatter"), 2 * 3);
     fake.fail_call("ncclBroadcast", 0, 0, 5);
     let device = device(EmulatorOptions::default(), 1, None);
-    let text = check_alone(Nccl::new(fake.library.clone()), &device).expect_err("refused").to_string();
+    let text = check_alone(Nccl::new(fake.loaded.clone()), &device).expect_err("refused").to_string();
     assert!(text.contains("ncclBroadcast failed with code 5: invalid usage"), "{text}");
 }
